@@ -1,0 +1,1 @@
+"""Built-in components; each file here registers itself."""

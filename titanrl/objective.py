@@ -1,0 +1,80 @@
+"""loss + KL - entropy, weighted and summed: the one kernel that the engine compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from titanrl.ops.masked import where0
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import KLEstimator, PolicyLoss, PolicyOutputs
+
+__all__ = ["Objective"]
+
+RATIO_CLAMP = 20.0
+"""Bound of the log-ratio in the importance weight of the KL term, nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H))`` and the metric sums of a micro-batch.
+
+    Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the batch's
+    ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
+    """
+
+    loss: PolicyLoss
+    kl: KLEstimator | None = None
+    """KL estimator of a KL term placed in the loss; None: no such term."""
+    importance_weight: bool = False
+    """Whether the KL term is multiplied by rho = exp(l - l_old), gradient through both."""
+    entropy: bool = False
+    """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
+
+    def __call__(
+        self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """Args:
+            policy: [B, L] each. batch: [B, L] keys, among them loss_mask and loss_weight.
+            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a schedule
+                never recompiles.
+
+        Returns:
+            (total [], {metric: (sum [], count [])}).
+        """
+        mask, weight = batch["loss_mask"], batch["loss_weight"]
+        beta, eta = coefficients.unbind()
+        token_loss, token_metrics = self.loss(policy, batch)
+        token_loss = where0(mask, token_loss.expand_as(mask))
+        metrics = {f"loss/{name}": value for name, value in token_metrics.items()}
+        correction = batch.get("correction_weight", None)
+        total = token_loss if correction is None else where0(mask, correction) * token_loss
+        if self.kl is not None:
+            logprob, ref_logprob = where0(mask, policy.logprob), where0(mask, batch["ref_logprob"])
+            kl = self.kl(logprob, ref_logprob)
+            if self.importance_weight:
+                log_ratio = logprob - where0(mask, batch["old_logprob"])
+                kl = kl * log_ratio.clamp(-RATIO_CLAMP, RATIO_CLAMP).exp()
+            total = total + beta * where0(mask, kl)
+            difference = (logprob - ref_logprob).detach()
+            metrics["kl/value"] = difference
+            metrics["kl/k3"] = torch.expm1(-difference) + difference
+        if policy.entropy is not None:
+            entropy = where0(mask, policy.entropy)
+            metrics["loss/entropy"] = entropy
+            if self.entropy:
+                total = total - eta * entropy
+        weighted = where0(mask, weight) * total
+        count = mask.sum().float()
+        sums = {
+            name: (where0(mask, value.detach().expand_as(mask).float()).sum(), count)
+            for name, value in metrics.items()
+        }
+        loss_sum = weighted.sum()
+        sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
+        return loss_sum, sums

@@ -1,0 +1,1 @@
+"""Pure tensor functions: no state, no collective, no configuration."""

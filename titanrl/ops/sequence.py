@@ -1,0 +1,34 @@
+"""Along one row: first and last trainable token, sums and means of its tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from titanrl.ops.masked import masked_mean, masked_sum
+
+__all__ = ["at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
+
+
+def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L] bool, true at each row's last trainable token; all false on a fully masked row.
+
+    Args:
+        mask: [N, L] bool, loss_mask.
+    """
+    after = mask.flip(-1).cumsum(-1).flip(-1)
+    return mask & (after == 1)
+
+
+def at_last_trainable(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N] the value of ``x`` [N, L] at each row's last trainable token; 0 on a fully masked row."""
+    return masked_sum(x, is_last_trainable(mask), -1)
+
+
+def sequence_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, 1] the sum of ``x`` [N, L] over each row's trainable tokens."""
+    return masked_sum(x, mask, -1, keepdim=True)
+
+
+def sequence_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, 1] the mean of ``x`` [N, L] over each row's trainable tokens; 0 on a fully masked row."""
+    return masked_mean(x, mask, -1, keepdim=True)
