@@ -1,0 +1,1 @@
+"""The training loops: who does what, in which order."""

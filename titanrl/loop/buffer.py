@@ -1,0 +1,74 @@
+"""Sampled token ids -> the batch: right-padded, label-aligned, ids exactly as they were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDict
+
+from titanrl.protocols import PromptRow, Sample
+
+__all__ = ["assemble", "trim"]
+
+
+def assemble(
+    rows: Sequence[PromptRow],
+    samples: Sequence[Sample],
+    *,
+    decode: Callable[[Sequence[int]], str],
+    version: int,
+    group_offset: int = 0,
+) -> TensorDict:
+    """Returns the batch that stage `sample` promises, batch_size [N].
+
+    loss_mask covers exactly the sampled tokens, their end token included. Padded ids are 0.
+
+    Args:
+        rows, samples: N each, in the same order. version: of the weights that sampled.
+        group_offset: added to each row's group number, so that groups of a later draw keep their own ids.
+    """
+    assert len(rows) == len(samples), f"{len(samples)} samples came back for {len(rows)} rows"
+    length = max(len(row.prompt_ids) + len(sample.ids) for row, sample in zip(rows, samples, strict=True)) - 1
+    shape = (len(rows), length)
+    input_ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    loss_mask, logprob = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float32)
+    for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+        raw = torch.tensor([*row.prompt_ids, *sample.ids], dtype=torch.int64)
+        end, start = len(raw) - 1, len(row.prompt_ids) - 1
+        input_ids[index, :end], labels[index, :end] = raw[:-1], raw[1:]
+        loss_mask[index, start:end] = True
+        logprob[index, start:end] = torch.tensor(list(sample.logprobs), dtype=torch.float32)
+    return TensorDict(
+        {
+            "input_ids": input_ids,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "sampler_logprob": logprob,
+            "policy_version": torch.full((len(rows),), version, dtype=torch.int32),
+            "group_id": torch.tensor([row.group + group_offset for row in rows], dtype=torch.int64),
+            "finish_reason": torch.tensor([sample.finish_reason for sample in samples], dtype=torch.int8),
+            "text": {
+                "prompt": [row.text for row in rows],
+                "response": [decode(sample.ids) for sample in samples],
+                "answer": [row.answer for row in rows],
+            },
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def trim(batch: TensorDict, length: int) -> TensorDict:
+    """Returns the batch with every [N, L] key padded or cut to ``length`` label positions."""
+    _, current = batch["loss_mask"].shape
+    if current == length:
+        return batch
+    changed = {}
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        if isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[1] == current:
+            kept = value[:, :length]
+            fill = kept.new_zeros((value.shape[0], max(length - current, 0), *value.shape[2:]))
+            changed[key] = torch.cat([kept, fill], dim=1)
+    result = batch.copy()
+    result.update(TensorDict(changed, batch_size=batch.batch_size))
+    return result

@@ -1,0 +1,74 @@
+"""The loop's only collectives: local rows -> the global batch on every rank, and back to each rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from titanrl.loop.buffer import trim
+
+__all__ = ["gather", "gather_objects", "local_slice", "share"]
+
+
+def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
+    """Returns the rows of all ``degree`` data-parallel ranks in rank order, the same on each; texts are left out.
+
+    Args:
+        batch: this rank's rows, CPU tensors; every rank holds the same keys, lengths may differ.
+    """
+    batch = batch.exclude("text")
+    if degree == 1:
+        return batch
+    size = torch.tensor([batch.shape[0], batch["loss_mask"].shape[1]])
+    sizes = [torch.empty_like(size) for _ in range(degree)]
+    dist.all_gather(sizes, size, group=group)
+    counts, length = [int(s[0]) for s in sizes], max(int(s[1]) for s in sizes)
+    batch, rows = trim(batch, length), max(counts)
+    gathered: dict[Any, torch.Tensor] = {}
+    for key in sorted(batch.keys(include_nested=True, leaves_only=True), key=str):
+        value = batch[key]
+        # gloo moves neither bool nor int8 on every version: bytes always pass.
+        flat = value.contiguous().reshape(value.shape[0], -1).view(torch.uint8)
+        padded = flat.new_zeros((rows, flat.shape[1]))
+        padded[: flat.shape[0]] = flat
+        parts = [torch.empty_like(padded) for _ in range(degree)]
+        dist.all_gather(parts, padded, group=group)
+        whole = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        gathered[key] = whole.view(value.dtype).reshape(sum(counts), *value.shape[1:])
+    return TensorDict(gathered, batch_size=[sum(counts)])
+
+
+def gather_objects(items: Sequence[Any], group: dist.ProcessGroup | None, degree: int) -> list[Any]:
+    """Returns the items of all ranks in rank order; small things only."""
+    if degree == 1:
+        return list(items)
+    parts: list[Any] = [None] * degree
+    dist.all_gather_object(parts, list(items), group=group)
+    return [item for part in parts for item in part]
+
+
+def local_slice(count: int, rank: int, degree: int) -> slice:
+    """Returns the contiguous share of ``count`` prompts that ``rank`` samples."""
+    return slice(count * rank // degree, count * (rank + 1) // degree)
+
+
+def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:
+    """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by tokens, the same split on all.
+
+    Groups go, longest first, to the rank with the fewest tokens so far.
+    """
+    if degree == 1:
+        return batch
+    tokens = batch["input_ids"].ne(0).sum(1).maximum(batch["loss_mask"].sum(1))
+    groups, inverse = torch.unique(batch["group_id"], return_inverse=True)
+    size = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, inverse, tokens)
+    load, owner = [0] * degree, [0] * len(groups)
+    for index in torch.argsort(size, descending=True, stable=True).tolist():
+        lightest = load.index(min(load))
+        owner[index] = lightest
+        load[lightest] += int(size[index])
+    return batch[torch.tensor(owner)[inverse] == rank]
