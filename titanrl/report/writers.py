@@ -1,0 +1,60 @@
+"""Where a step's numbers and samples go: TensorBoard, metrics.jsonl, samples.jsonl. Rank 0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from titanrl.report.folder import RunFolder
+from titanrl.report.jsonl import JsonLines
+
+__all__ = ["Writers"]
+
+
+class Writers:
+    """Open files of one run.
+
+    Args:
+        folder: the run. first_step: of this process; what an interrupted run wrote from there on is replaced.
+        tensorboard: whether event files are written.
+    """
+
+    def __init__(self, folder: RunFolder, *, first_step: int = 0, tensorboard: bool = True) -> None:
+        self._metrics = JsonLines(folder.metrics, first_step)
+        self._samples = JsonLines(folder.samples, first_step)
+        self._board: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder.tensorboard), purge_step=first_step or None)  # type: ignore[no-untyped-call]
+
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes ``stage/quantity`` numbers of one step."""
+        self._metrics.write({"step": step, **metrics})
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes a few answers of one step, and the first of them as TensorBoard text."""
+        for row in rows:
+            self._samples.write({"step": step, **row})
+        if self._board is not None and rows:
+            self._board.add_text("samples", "\n\n---\n\n".join(_markdown(row) for row in rows[:3]), step)
+
+    def text(self, name: str, text: str) -> None:
+        """Writes a text, such as the resolved experiment file, to TensorBoard."""
+        if self._board is not None:
+            self._board.add_text(name, f"```\n{text}\n```", 0)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _markdown(row: Mapping[str, Any]) -> str:
+    quoted = "\n".join(f"    {line}" for line in str(row["response"]).splitlines() or [""])
+    return f"**{row['prompt']}**\n\n{quoted}\n\nreward {row['reward']:.3f}, {row['finish_reason']}"
