@@ -18,7 +18,6 @@ def assemble(
     *,
     decode: Callable[[Sequence[int]], str],
     version: int,
-    group_offset: int = 0,
 ) -> TensorDict:
     """Returns the batch that stage `sample` promises, batch_size [N].
 
@@ -26,7 +25,6 @@ def assemble(
 
     Args:
         rows, samples: N each, in the same order. version: of the weights that sampled.
-        group_offset: added to each row's group number, so that groups of a later draw keep their own ids.
     """
     assert len(rows) == len(samples), f"{len(samples)} samples came back for {len(rows)} rows"
     length = max(len(row.prompt_ids) + len(sample.ids) for row, sample in zip(rows, samples, strict=True)) - 1
@@ -46,7 +44,7 @@ def assemble(
             "loss_mask": loss_mask,
             "sampler_logprob": logprob,
             "policy_version": torch.full((len(rows),), version, dtype=torch.int32),
-            "group_id": torch.tensor([row.group + group_offset for row in rows], dtype=torch.int64),
+            "group_id": torch.tensor([row.group for row in rows], dtype=torch.int64),
             "finish_reason": torch.tensor([sample.finish_reason for sample in samples], dtype=torch.int8),
             "text": {
                 "prompt": [row.text for row in rows],

@@ -41,10 +41,14 @@ class PromptFeed:
         self.position = 0
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def take(self, count: int, samples: int) -> list[PromptRow]:
-        """Returns ``count * samples`` rows: the next ``count`` prompts, each for ``samples`` answers."""
+    def take(self, count: int, samples: int, first_group: int = 0) -> list[PromptRow]:
+        """Returns ``count * samples`` rows: the next ``count`` prompts, each for ``samples`` answers.
+
+        Args:
+            first_group: number of the first of these groups in its step; it enters the samples' seeds.
+        """
         rows: list[PromptRow] = []
-        for group in range(count):
+        for group in range(first_group, first_group + count):
             index = self._index(self.position)
             self.position += 1
             prompt = self.source[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -46,7 +47,7 @@ class StepView:
         self._task = self._bar.add_task("train", total=steps, completed=start, left="")
         self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
 
-    def __enter__(self) -> StepView:
+    def __enter__(self) -> Self:
         if self.enabled and self.console.is_terminal:
             self._live.start()
         return self
