@@ -1,24 +1,40 @@
-"""Plain tables -> dataclasses: pydantic does the work, the wording of mistakes is ours."""
+"""Plain tables -> components: pydantic judges the values, the walk through tables and the wording are ours."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from types import NoneType, UnionType
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.errors import ConfigError, Problem, near, suggest
 from titanrl.registry import component_class, names
 
-__all__ = ["build", "decode", "problems_of"]
+__all__ = ["Component", "Extended", "build", "decode", "element", "settable", "shown"]
 
 
-@cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Marks a field that holds a registered component: ``loss: Annotated[PolicyLoss, Component("loss")]``."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Marks a dataclass whose table is a component's table with keys of its own beside.
+
+    The component goes into the dataclass's ``field``. A key that both know is the component's.
+    """
+
+    kind: str
+    field: str = "component"
 
 
 def build(kind: str, table: Mapping[str, Any]) -> Any:
@@ -27,50 +43,220 @@ def build(kind: str, table: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: unknown name or key, missing key, wrong type, value out of range; all mistakes at once.
     """
-    keys = dict(table)
-    name = keys.pop("name", None)
-    if name is None:
-        raise ConfigError(f"{kind} needs 'name', one of: {', '.join(names(kind))}.")
-    cls = component_class(kind, name)
+    label = f"{kind} {table['name']!r}" if "name" in table else kind
     try:
-        return decode(cls, keys)
+        return _component(kind, table)
     except ConfigError as error:
         raise ConfigError(
-            Problem(f"{kind} {name!r}" + (f" {problem.where}" if problem.where else ""), problem.message)
+            Problem("", problem.message, ".".join(filter(None, (problem.where, problem.key))))
+            if problem.key == "name"
+            else Problem("", str(problem), label)
             for problem in error.problems
         ) from None
 
 
-def decode(cls: type, table: Mapping[str, Any]) -> Any:
-    """Returns ``cls`` filled from ``table``; key paths in the errors are relative to the table.
+def decode(hint: Any, value: Any) -> Any:
+    """Returns ``value``, as TOML gives it, as an instance of the type ``hint``.
+
+    Paths in the errors are relative: a Problem without ``where`` and ``key`` speaks of the value itself.
 
     Raises:
         ConfigError: with one Problem for each mistake.
     """
+    hint, marker = element(hint)
+    if isinstance(marker, Component):
+        return _component(marker.kind, value)
+    if typing.get_origin(hint) is tuple and _is_table(item := typing.get_args(hint)[0]):
+        if not isinstance(value, list):
+            raise ConfigError(Problem("", f"must be an array of tables, got {shown(value)}; use [[ ]]."))
+        return tuple(_gather({str(i): (item, entry) for i, entry in enumerate(value)}).values())
+    if isinstance(marker, Extended):
+        return _extended(hint, marker, value)
+    if is_dataclass(hint):
+        return _table(typing.cast(type, hint), _as_table(value), "")
+    return _leaf(hint, value)
+
+
+def element(hint: Any) -> tuple[Any, Component | Extended | None]:
+    """Returns a field's type without ``| None`` and its marker, if it has one."""
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        options = [option for option in typing.get_args(hint) if option is not NoneType]
+        if len(options) == 1:
+            return element(options[0])
+    if typing.get_origin(hint) is typing.Annotated:
+        plain, *extras = typing.get_args(hint)
+        return plain, next((e for e in extras if isinstance(e, Component | Extended)), None)
+    return hint, None
+
+
+@cache
+def settable(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """Returns the keys of a dataclass's table: name -> (field, type)."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: (field, hints[field.name]) for field in fields(cls) if field.init}
+
+
+def shown(value: Any) -> str:
+    """Returns a value as messages show it, near to how TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return "an array of tables"
+    return repr(value)
+
+
+def _is_table(hint: Any) -> bool:
+    plain, marker = element(hint)
+    return marker is not None or is_dataclass(plain)
+
+
+def _as_table(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            Problem("", f"must be a table, got {shown(value)}; write its keys under a heading.")
+        )
+    return value
+
+
+def _component(kind: str, value: Any) -> Any:
+    cls, rest = _named(kind, value)
+    return _table(cls, rest, f" of {kind} {value['name']!r}")
+
+
+def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
+    """Returns the class that ``name`` stands for, and the other keys."""
+    rest = dict(_as_table(value))
+    name = rest.pop("name", None)
+    known = names(kind)
+    if name is None:
+        typed = [key for key in rest if near(key, ["name"]) == ["name"]]
+        hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
+        raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
+    if name not in known:
+        wrong = f"is no registered {kind}, got {shown(name)}{suggest(str(name), known) or ';'}"
+        raise ConfigError(Problem("", f"{wrong} known: {', '.join(known) or 'none'}.", "name"))
+    return component_class(kind, name), rest
+
+
+def _table(cls: type, table: Mapping[str, Any], owner: str) -> Any:
+    known = settable(cls)
+    problems = _unknown(table, known, owner)
+    suggested = {name for key in table if key not in known for name in near(key, known)}
+    problems += _missing(cls, set(table) | suggested)
+    return _construct(cls, {key: (known[key][1], table[key]) for key in table if key in known}, problems)
+
+
+def _extended(cls: type, marker: Extended, value: Any) -> Any:
+    component, table = _named(marker.kind, value)
+    inner = settable(component)
+    outer = {key: at for key, at in settable(cls).items() if key != marker.field and key not in inner}
+    problems = _unknown(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
+    found: dict[str, Any] = {}
     try:
-        # JSON mode: arrays may fill tuples, while bools stay no numbers and numbers no strings.
-        return _adapter(cls).validate_json(json.dumps(table))
+        found[marker.field] = _table(component, {key: table[key] for key in table if key in inner}, "")
+    except ConfigError as error:
+        problems += error.problems
+    values = {key: (outer[key][1], table[key]) for key in table if key in outer}
+    return _construct(cls, values, problems, found)
+
+
+def _construct(
+    cls: Callable[..., Any],
+    values: Mapping[str, tuple[Any, Any]],
+    problems: list[Problem],
+    found: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns ``cls(**decoded values)``, or raises all that is wrong with them."""
+    decoded: dict[str, Any] = dict(found or {})
+    try:
+        decoded |= _gather(values)
+    except ConfigError as error:
+        problems = [*problems, *error.problems]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return cls(**decoded)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error))) from None
+
+
+def _gather(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Returns every value decoded; key -> (type, value) comes in."""
+    decoded, problems = {}, []
+    for key, (hint, value) in values.items():
+        try:
+            decoded[key] = decode(hint, value)
+        except ConfigError as error:
+            for problem in error.problems:
+                is_own = not problem.where and not problem.key and not _is_table(hint)
+                problems.append(Problem("", problem.message, key) if is_own else problem.under(key))
+    if problems:
+        raise ConfigError(problems)
+    return decoded
+
+
+def _unknown(table: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> list[Problem]:
+    listed = ", ".join(known) or "none"
+    return [
+        Problem(
+            "", f"is not a key{owner}, got {shown(value)}{suggest(key, known) or ';'} keys: {listed}.", key
+        )
+        for key, value in table.items()
+        if key not in known
+    ]
+
+
+def _missing(cls: type, given: set[str]) -> list[Problem]:
+    message = "is missing; it has no default."
+    return [
+        Problem(name, message) if _is_table(hint) else Problem("", message, name)
+        for name, (field, hint) in settable(cls).items()
+        if name not in given and field.default is MISSING and field.default_factory is MISSING
+    ]
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True))
+
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "list_type": "an array",
+    "string_type": "a string",
+    "tuple_type": "an array",
+}
+"""Pydantic's error types in the words of TOML."""
+
+
+def _leaf(hint: Any, value: Any) -> Any:
+    if value in ("inf", "-inf") and (hint is float or float in typing.get_args(hint)):
+        value = float(value)  # JSON has no infinity, so tables that came through it spell it as text.
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(Problem("", "must be a number, got nan."))
+    try:
+        # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
+        return _adapter(hint).validate_json(json.dumps(value))
+    except TypeError:
+        raise ConfigError(Problem("", f"must not be a date or time, got {value}; use a string.")) from None
     except ValidationError as error:
-        raise ConfigError(problems_of(error, cls)) from None
+        raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
 
 
-def problems_of(error: ValidationError, cls: type) -> list[Problem]:
-    """Returns pydantic's findings in our words, one Problem each."""
-    return [_problem(dict(item), cls) for item in error.errors(include_url=False)]
-
-
-def _problem(item: dict[str, Any], cls: type) -> Problem:
-    path = [str(part) for part in item["loc"]]
-    where, got, kind = ".".join(path), item.get("input"), item["type"]
-    fields = [field.name for field in dataclasses.fields(cls)] if len(path) <= 1 else []
-    if kind == "unexpected_keyword_argument":
-        return Problem(where, f"unknown key{suggest(path[-1], fields)} Keys: {', '.join(fields) or 'none'}.")
-    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return Problem(where, "required key is missing; add it.")
-    if kind == "literal_error":
+def _worded(item: dict[str, Any]) -> Problem:
+    got = item["input"]
+    if item["type"] == "literal_error":
         allowed = str(item["ctx"]["expected"])
-        near = suggest(str(got), [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")])
-        return Problem(where, f"must be {allowed}, got {got!r}{near}")
-    if kind == "value_error":
-        return Problem(where, str(item["ctx"]["error"]))
-    return Problem(where, f"{item['msg'].lower().replace('input should', 'must')}, got {got!r}.")
+        words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
+        return Problem("", f"must be {allowed}, got {shown(got)}{suggest(str(got), words) or '.'}")
+    expected = EXPECTED.get(item["type"]) or item["msg"].removeprefix("Input should be ").removeprefix(
+        "a valid "
+    )
+    return Problem("", f"must be {expected}, got {shown(got)}.")

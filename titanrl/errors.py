@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["ConfigError", "Problem", "SchemaError", "suggest"]
+__all__ = ["ConfigError", "Problem", "SchemaError", "near", "suggest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: the key path it was found at, and a sentence that says what is wrong and what to do."""
+    """One mistake, shown as ``[where] key message``; the message says what is wrong, the value got, and what to do."""
 
     where: str
-    """Key path such as ``algorithm.loss.clip_high``; empty for the whole file."""
+    """Path of the table, such as ``algorithm.loss``; empty for the top level or for no table at all."""
     message: str
+    key: str = ""
+    """Key in that table; empty when the message speaks of the table, or begins with the key itself."""
+    origin: str = ""
+    """Where the value was written when that isn't the file in the heading: a base file, or ``--set``."""
+
+    def under(self, table: str) -> Problem:
+        """Returns the same mistake seen from outside: its table stands inside ``table``."""
+        return replace(self, where=f"{table}.{self.where}" if self.where else table)
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
+        place = " ".join(part for part in (f"[{self.where}]" if self.where else "", self.key) if part)
+        return f"{place} {self.message}".lstrip() + (f" (from {self.origin})" if self.origin else "")
 
 
 class ConfigError(ValueError):
@@ -44,7 +53,28 @@ class SchemaError(ValueError):
     """A batch does not hold what its stage promises: a missing key, a wrong shape or dtype."""
 
 
+def near(word: str, known: Iterable[str]) -> list[str]:
+    """Returns those of ``known`` that are one typing mistake away from ``word``, else the most similar one, if any."""
+    names = {name.casefold(): name for name in known}
+    word = word.casefold()
+    slips = sorted(original for name, original in names.items() if _one_slip(word, name))
+    if slips:
+        return slips
+    return [names[match] for match in difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)]
+
+
+def _one_slip(left: str, right: str) -> bool:
+    """Whether one insertion, deletion, replacement or swap of neighbours turns ``left`` into ``right``."""
+    if abs(len(left) - len(right)) > 1:
+        return False
+    start = 0
+    while start < min(len(left), len(right)) and left[start] == right[start]:
+        start += 1
+    a, b = left[start:], right[start:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[2:] == b[2:] and a[:2] == b[1::-1])
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty string if none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names = near(word, known)
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
