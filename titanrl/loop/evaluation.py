@@ -13,7 +13,8 @@ Z95 = 1.959964
 def interval(scores: Sequence[float]) -> tuple[float, float]:
     """Returns the 95% interval of the mean of ``scores``, each in [0, 1] or any finite number.
 
-    Right-or-wrong scores get Wilson's interval, which holds at 0 and 1 too; others mean +- 1.96 standard errors.
+    Right-or-wrong scores get Wilson's interval, which holds at 0 and 1 too; others the mean +- 1.96 standard
+    errors.
     """
     n = len(scores)
     mean = sum(scores) / n
@@ -28,7 +29,7 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Returns the unbiased chance that one of ``k`` of ``samples`` answers is right: ``1 - C(n-c, k) / C(n, k)``.
+    """Returns the unbiased chance that one of ``k`` answers is right: ``1 - C(n-c, k) / C(n, k)``.
 
     Source: Chen et al., arXiv 2107.03374.
     """

@@ -1,4 +1,4 @@
-"""The loop's only collectives: local rows -> the global batch on every rank, and back to each rank's share."""
+"""The loop's only collectives: local rows -> the global batch on every rank, and back to a rank's share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["gather", "gather_objects", "local_slice", "share"]
 
 
 def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
-    """Returns the rows of all ``degree`` data-parallel ranks in rank order, the same on each; texts are left out.
+    """Returns the rows of all ``degree`` data-parallel ranks in rank order; texts are left out.
 
     Args:
         batch: this rank's rows, CPU tensors; every rank holds the same keys, lengths may differ.
@@ -58,7 +58,7 @@ def local_slice(count: int, rank: int, degree: int) -> slice:
 
 
 def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:
-    """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by tokens, the same split on all.
+    """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by tokens.
 
     Groups go, longest first, to the rank with the fewest tokens so far.
     """

@@ -35,14 +35,14 @@ class Tokens:
         self.eos_ids = _eos_ids(Path(folder), self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the prompt's token ids, with at most one BOS; a chat ends where the assistant's answer begins."""
+        """Returns the prompt's token ids, at most one BOS; a chat ends where the assistant's answer begins."""
         if isinstance(prompt.messages, str):
             ids = list(self.tokenizer.encode(prompt.messages))
         else:
             if self.tokenizer.chat_template is None:
                 raise ConfigError(
-                    "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be rendered; "
-                    "state a Jinja template, or use a prompt source that yields plain text."
+                    "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be "
+                    "rendered; state a Jinja template, or use a prompt source that yields plain text."
                 )
             text = self.tokenizer.apply_chat_template(
                 list(prompt.messages), add_generation_prompt=True, tokenize=False

@@ -1,4 +1,4 @@
-"""Curves of one or several runs as a picture: held-out score with its interval, reward, length, KL, entropy."""
+"""Curves of one or several runs as a picture: held-out score with its interval, reward, length, KL, ..."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RunFolder:
 
     @classmethod
     def new(cls, parent: Path, name: str) -> RunFolder:
-        """Returns ``parent/name``, or the first free ``parent/name-2``, ``-3``, ... : runs are never overwritten."""
+        """Returns ``parent/name``, or the first free ``parent/name-2``, ...: runs are never overwritten."""
         path, number = parent / name, 1
         while path.exists():
             number += 1

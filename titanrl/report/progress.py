@@ -1,4 +1,4 @@
-"""The live view of a run: one bar, one table of the numbers people watch, where the time goes, what is left."""
+"""The live view of a run: a bar, the numbers people watch, where the time goes, what is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepView:
     """A context that shows each finished step; on a plain stream it prints one line a step instead.
 
     Args:
-        steps: of the whole run. start: first step of this process. enabled: false on every rank but the first.
+        steps: of the whole run. start: first step of this process. enabled: false on all ranks but the first.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class StepView:
                 f"{label} {form.format(self._last[key])}" for label, key, form in SHOWN if key in self._last
             ]
             total = sum(seconds.values())
-            line = f"step {self.done}/{self.steps}  {'  '.join(shown)}  {total:.1f} s  {_clock(self.seconds_left())} left"
-            self.console.print(line, soft_wrap=True, highlight=False)
+            numbers = "  ".join([*shown, f"{total:.1f} s", f"{_clock(self.seconds_left())} left"])
+            self.console.print(f"step {self.done}/{self.steps}  {numbers}", soft_wrap=True, highlight=False)
 
     def seconds_left(self) -> float:
         """Returns the time the remaining steps will take at the mean pace so far."""
