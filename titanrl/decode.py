@@ -1,9 +1,7 @@
-"""Plain tables -> components: pydantic judges the values, the walk through tables and the wording are ours."""
+"""Plain tables -> components: the walk through tables is ours, the values are judged in ``titanrl.values``."""
 
 from __future__ import annotations
 
-import json
-import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -11,12 +9,11 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from titanrl.errors import ConfigError, Problem, near, suggest
 from titanrl.registry import component_class, names
+from titanrl.values import leaf, shown, unknown_keys
 
-__all__ = ["Component", "Extended", "build", "decode", "element", "settable", "shown"]
+__all__ = ["Component", "Extended", "build", "decode", "element", "settable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Extended:
 
 
 def build(kind: str, table: Mapping[str, Any]) -> Any:
-    """Returns the component that a TOML table describes, e.g. ``build("loss", {"name": "gspo", "clip_low": 3e-4})``.
+    """Returns the component that a TOML table describes: ``build("loss", {"name": "gspo", "clip_low": 3e-4})``.
 
     Raises:
         ConfigError: unknown name or key, missing key, wrong type, value out of range; all mistakes at once.
@@ -74,7 +71,7 @@ def decode(hint: Any, value: Any) -> Any:
         return _extended(hint, marker, value)
     if is_dataclass(hint):
         return _table(typing.cast(type, hint), _as_table(value), "")
-    return _leaf(hint, value)
+    return leaf(hint, value)
 
 
 def element(hint: Any) -> tuple[Any, Component | Extended | None]:
@@ -96,17 +93,6 @@ def settable(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     return {field.name: (field, hints[field.name]) for field in fields(cls) if field.init}
 
 
-def shown(value: Any) -> str:
-    """Returns a value as messages show it, near to how TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        return "an array of tables"
-    return repr(value)
-
-
 def _is_table(hint: Any) -> bool:
     plain, marker = element(hint)
     return marker is not None or is_dataclass(plain)
@@ -114,9 +100,7 @@ def _is_table(hint: Any) -> bool:
 
 def _as_table(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            Problem("", f"must be a table, got {shown(value)}; write its keys under a heading.")
-        )
+        raise ConfigError(Problem("", f"must be a table, got {shown(value)}; give it keys."))
     return value
 
 
@@ -142,7 +126,7 @@ def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
 
 def _table(cls: type, table: Mapping[str, Any], owner: str) -> Any:
     known = settable(cls)
-    problems = _unknown(table, known, owner)
+    problems = unknown_keys(table, known, owner)
     suggested = {name for key in table if key not in known for name in near(key, known)}
     problems += _missing(cls, set(table) | suggested)
     return _construct(cls, {key: (known[key][1], table[key]) for key in table if key in known}, problems)
@@ -152,7 +136,7 @@ def _extended(cls: type, marker: Extended, value: Any) -> Any:
     component, table = _named(marker.kind, value)
     inner = settable(component)
     outer = {key: at for key, at in settable(cls).items() if key != marker.field and key not in inner}
-    problems = _unknown(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
+    problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
     found: dict[str, Any] = {}
     try:
         found[marker.field] = _table(component, {key: table[key] for key in table if key in inner}, "")
@@ -199,17 +183,6 @@ def _gather(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     return decoded
 
 
-def _unknown(table: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> list[Problem]:
-    listed = ", ".join(known) or "none"
-    return [
-        Problem(
-            "", f"is not a key{owner}, got {shown(value)}{suggest(key, known) or ';'} keys: {listed}.", key
-        )
-        for key, value in table.items()
-        if key not in known
-    ]
-
-
 def _missing(cls: type, given: set[str]) -> list[Problem]:
     message = "is missing; it has no default."
     return [
@@ -217,46 +190,3 @@ def _missing(cls: type, given: set[str]) -> list[Problem]:
         for name, (field, hint) in settable(cls).items()
         if name not in given and field.default is MISSING and field.default_factory is MISSING
     ]
-
-
-@cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=True))
-
-
-EXPECTED = {
-    "bool_type": "true or false",
-    "float_type": "a number",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "list_type": "an array",
-    "string_type": "a string",
-    "tuple_type": "an array",
-}
-"""Pydantic's error types in the words of TOML."""
-
-
-def _leaf(hint: Any, value: Any) -> Any:
-    if value in ("inf", "-inf") and (hint is float or float in typing.get_args(hint)):
-        value = float(value)  # JSON has no infinity, so tables that came through it spell it as text.
-    if isinstance(value, float) and math.isnan(value):
-        raise ConfigError(Problem("", "must be a number, got nan."))
-    try:
-        # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
-        return _adapter(hint).validate_json(json.dumps(value))
-    except TypeError:
-        raise ConfigError(Problem("", f"must not be a date or time, got {value}; use a string.")) from None
-    except ValidationError as error:
-        raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
-
-
-def _worded(item: dict[str, Any]) -> Problem:
-    got = item["input"]
-    if item["type"] == "literal_error":
-        allowed = str(item["ctx"]["expected"])
-        words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
-        return Problem("", f"must be {allowed}, got {shown(got)}{suggest(str(got), words) or '.'}")
-    expected = EXPECTED.get(item["type"]) or item["msg"].removeprefix("Input should be ").removeprefix(
-        "a valid "
-    )
-    return Problem("", f"must be {expected}, got {shown(got)}.")

@@ -11,7 +11,7 @@ __all__ = ["ConfigError", "Problem", "SchemaError", "near", "suggest"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake, shown as ``[where] key message``; the message says what is wrong, the value got, and what to do."""
+    """One mistake, shown as ``[where] key message``; the message: what is wrong, got what; what to do."""
 
     where: str
     """Path of the table, such as ``algorithm.loss``; empty for the top level or for no table at all."""
@@ -54,7 +54,7 @@ class SchemaError(ValueError):
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """Returns those of ``known`` that are one typing mistake away from ``word``, else the most similar one, if any."""
+    """Returns those of ``known`` that are one slip of the keys away from ``word``, else the most similar one."""
     names = {name.casefold(): name for name in known}
     word = word.casefold()
     slips = sorted(original for name, original in names.items() if _one_slip(word, name))
