@@ -1,0 +1,71 @@
+# make train | test | lint | lock | bench | clean
+#
+# PYTHON       interpreter for the virtual environment (3.11 or 3.12)
+# TORCH_INDEX  further wheel index with a build of torch for this machine, where pip isn't already pointed at one
+# PLATFORM     cpu or cuda; what the machine has, unless given
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+PLATFORM ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+EXPERIMENT ?= experiments/quickstart.toml
+MODEL ?= smollm2-135m
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PINS := requirements/$(PLATFORM).txt
+# The names hold the contents' hash: unchanged contents mean nothing to do, whatever the files' dates say.
+hash = $(shell cat $(1) | sha256sum | cut -c1-16)
+INSTALLED := $(VENV)/.installed-$(PLATFORM)-$(call hash,$(PINS) pyproject.toml)
+BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
+
+.PHONY: train test lint format lock bench clean install model
+.DEFAULT_GOAL := train
+
+train: $(INSTALLED) models/$(MODEL)/config.json
+	$(BIN)/titanrl check $(EXPERIMENT)
+	$(BIN)/titanrl train $(EXPERIMENT)
+
+test: $(INSTALLED) models/$(MODEL)/config.json
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:
+	$(PYTHON) requirements/lock.py
+
+bench: $(INSTALLED) $(BENCH) models/$(MODEL)/config.json
+	$(BIN)/python -m pytest benchmarks --benchmark-enable $(PYTEST_ARGS)
+
+install: $(INSTALLED)
+
+model: models/$(MODEL)/config.json
+
+models/%/config.json: | $(INSTALLED)
+	$(BIN)/titanrl model get $*
+
+$(INSTALLED):
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing $(PINS) into $(VENV) (once; about two minutes)"
+	@$(PIP) install $(INDEX) --no-deps -r $(PINS)
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c "import torch" || { echo "torch $(PLATFORM) doesn't load: pip took a build for other machines. Remove $(VENV) and call make with TORCH_INDEX=<wheel index with $(PLATFORM) builds of torch>."; exit 1; }
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(BENCH): | $(INSTALLED)
+	@$(PIP) install $(INDEX) -c $(PINS) -r requirements/bench.in
+	@rm -f $(VENV)/.bench-*
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
