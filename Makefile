@@ -12,7 +12,7 @@ MODEL ?= smollm2-135m
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PINS := requirements/$(PLATFORM).txt
 # The names hold the contents' hash: unchanged contents mean nothing to do, whatever the files' dates say.

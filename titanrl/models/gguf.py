@@ -22,16 +22,18 @@ def sha256_of(path: Path) -> str:
 def convert(gguf: Path, to: Path) -> None:
     """Writes the model of `gguf` into the existing folder `to`.
 
-    Weights are unpacked to dense tensors and stored as bfloat16; nothing in the written config says that they
-    were ever quantized, since engines would try to load packed blocks again. End-of-sequence ids are taken from
-    the tokenizer, so that generation stops where the chat template ends a turn.
+    Weights are unpacked to dense tensors and stored as bfloat16; nothing in the written config says that
+    they were ever quantized, since engines would try to load packed blocks again. End-of-sequence ids are
+    taken from the tokenizer, so that generation stops where the chat template ends a turn.
 
     Raises:
         ConfigError: the file isn't GGUF, or its architecture or block type can't be read.
     """
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ConfigError(f"model file '{gguf}' is not GGUF, got other leading bytes; give a .gguf file or a folder.")
+            raise ConfigError(
+                f"model file '{gguf}' is not GGUF, got other leading bytes; give a .gguf file or a folder."
+            )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging

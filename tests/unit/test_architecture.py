@@ -1,0 +1,167 @@
+"""The dependency rule of the folders, read from the imports with ast."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 250
+COMPONENT_MAY = {"registry", "protocols", "schema", "ops", "errors", "deadline"}
+LIGHT = (
+    "__init__.py",
+    "registry.py",
+    "errors.py",
+    "protocols.py",
+    "schema.py",
+    "decode.py",
+    "algorithm.py",
+    "cli.py",
+)
+HEAVY = {"torch", "tensordict", "torchtitan", "torchrl", "vllm", "transformers", "datasets"}
+
+
+class Import(NamedTuple):
+    file: str
+    line: int
+    module: str
+    """Absolute dotted name; `from a import b` counts as a.b."""
+    top: bool
+    """Runs when the module is imported (not inside a function, nor under TYPE_CHECKING)."""
+    is_bare: bool
+    """`import x` without a dot and without `as`."""
+
+
+def python_files(*folders: str) -> list[Path]:
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    # Links are not followed twice: titanrl/components is ../components.
+    return sorted({path for path in found if (ROOT / "titanrl/components") not in path.parents})
+
+
+def imports_of(source: str, name: str) -> Iterator[Import]:
+    def walk(node: ast.AST, top: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bare = alias.asname is None and "." not in alias.name
+                yield Import(name, node.lineno, alias.name, top, bare)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: relative import; write the absolute name."
+            for alias in node.names:
+                yield Import(name, node.lineno, f"{node.module}.{alias.name}", top, False)
+        is_type_checking = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        inner = top and not is_type_checking and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inner)
+
+    yield from walk(ast.parse(source, name), True)
+
+
+def under(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def wrong(found: list[Import]) -> list[str]:
+    return [f"{item.file}:{item.line} imports {item.module}" for item in found]
+
+
+ALL = [
+    item
+    for path in python_files("titanrl", "components", "tests", "benchmarks")
+    for item in imports_of(path.read_text(), str(path.relative_to(ROOT)))
+]
+SHIPPED = [item for item in ALL if item.file.startswith(("titanrl/", "components/"))]
+COMPONENTS = [item for item in SHIPPED if item.file.startswith("components/")]
+
+
+def test_components_import_only_the_contracts() -> None:
+    allowed = tuple(f"titanrl.{name}" for name in COMPONENT_MAY)
+    bad = [item for item in COMPONENTS if under(item.module, "titanrl") and not under(item.module, *allowed)]
+    # A component of several files may import its own parts: components/<kind>/<name>_*.py.
+    bad = [item for item in bad if not own_part(item)]
+    assert wrong(bad) == []
+
+
+def own_part(item: Import) -> bool:
+    folder = item.file.split("/")[1]
+    return item.module.startswith(f"titanrl.components.{folder}.") and item.file.count("/") >= 2
+
+
+def test_components_import_torch_bare() -> None:
+    bad = [item for item in COMPONENTS if under(item.module, "torch") and item.top and not item.is_bare]
+    assert wrong(bad) == []
+
+
+def test_components_start_light() -> None:
+    heavy = HEAVY - {"torch"} | {"reasoning_gym", "math_verify", "sympy"}
+    assert wrong([item for item in COMPONENTS if item.top and under(item.module, *heavy)]) == []
+
+
+def test_components_hold_no_collectives() -> None:
+    bad = [item for item in COMPONENTS if under(item.module, "torch.distributed", "torchtitan")]
+    assert wrong(bad) == []
+
+
+def test_torchtitan_only_in_engine_and_models() -> None:
+    found = [item for item in SHIPPED if under(item.module, "torchtitan")]
+    assert (
+        wrong([item for item in found if not item.file.startswith(("titanrl/engine/", "titanrl/models/"))])
+        == []
+    )
+
+
+def test_vllm_only_in_its_samplers() -> None:
+    found = [item for item in SHIPPED if under(item.module, "vllm")]
+    assert wrong([item for item in found if not item.file.startswith("components/samplers/vllm")]) == []
+
+
+def test_components_are_imported_by_their_titanrl_name() -> None:
+    assert wrong([item for item in ALL if under(item.module, "components")]) == []
+
+
+def test_command_line_starts_light() -> None:
+    light = [f"titanrl/{name}" for name in LIGHT]
+    found = [item for item in SHIPPED if item.file in light or item.file.startswith("titanrl/config/")]
+    assert wrong([item for item in found if item.top and under(item.module, *HEAVY)]) == []
+
+
+def test_ops_import_torch_bare() -> None:
+    found = [item for item in SHIPPED if item.file.startswith("titanrl/ops/") and item.top]
+    bad = [
+        item for item in found if under(item.module, *HEAVY) and not (item.module == "torch" and item.is_bare)
+    ]
+    assert wrong(bad) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("titanrl/ops/", ("titanrl.engine", "titanrl.loop", "titanrl.config", "titanrl.components")),
+        ("titanrl/config/", ("titanrl.engine", "titanrl.loop", "titanrl.cli")),
+        ("titanrl/engine/", ("titanrl.loop", "titanrl.cli", "titanrl.components", "titanrl.report")),
+        ("titanrl/models/", ("titanrl.loop", "titanrl.cli", "titanrl.components", "titanrl.report")),
+        ("titanrl/loop/", ("titanrl.cli",)),
+    ],
+)
+def test_arrows_point_one_way(folder: str, forbidden: tuple[str, ...]) -> None:
+    found = [item for item in SHIPPED if item.file.startswith(folder)]
+    assert wrong([item for item in found if under(item.module, *forbidden)]) == []
+
+
+def test_files_hold_one_idea() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in python_files("titanrl", "components")}
+    assert {str(path.relative_to(ROOT)): count for path, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_import_reader_sees_what_it_must() -> None:
+    source = "import torch\nfrom torch import nn\nif TYPE_CHECKING:\n    import vllm\n"
+    source += "def f():\n    import vllm.x as y\n"
+    assert [(item.module, item.top, item.is_bare) for item in imports_of(source, "titanrl/x.py")] == [
+        ("torch", True, True),
+        ("torch.nn", True, False),
+        ("vllm", False, True),
+        ("vllm.x", False, False),
+    ]
