@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["ConfigError", "Problem", "SchemaError", "near", "suggest"]
+__all__ = ["ConfigError", "Problem", "SchemaError", "TrainingError", "check_range", "near", "suggest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,16 @@ class ConfigError(ValueError):
         super().__init__(text)
 
 
+class TrainingError(RuntimeError):
+    """A run cannot go on, for a reason that its experiment file can change; what it wrote so far is whole."""
+
+
 class SchemaError(ValueError):
     """A batch does not hold what its stage promises: a missing key, a wrong shape or dtype."""
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """Returns those of ``known`` that are one slip of the keys away from ``word``, else the most similar one."""
+    """Returns those of ``known`` that are one slip of the keys away from ``word``, else the most similar."""
     names = {name.casefold(): name for name in known}
     word = word.casefold()
     slips = sorted(original for name, original in names.items() if _one_slip(word, name))
@@ -78,3 +82,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty string if none is near."""
     names = near(word, known)
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def check_range(settings: object, name: str, interval: str) -> None:
+    """Refuses a field of ``settings`` outside ``interval``, written as in mathematics: ``"[0, 1)"``, ``"(0, inf]"``.
+
+    None, which stands for an option that is off, passes.
+
+    Raises:
+        ValueError: naming the field, the interval and the value.
+    """
+    value = getattr(settings, name)
+    if value is None:
+        return
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    above = value > low or (interval[0] == "[" and value == low)
+    below = value < high or (interval[-1] == "]" and value == high)
+    if not (above and below):
+        raise ValueError(f"{name} must be in {interval}, got {value}.")
