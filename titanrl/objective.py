@@ -22,10 +22,10 @@ RATIO_CLAMP = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H))`` and the metric sums of a micro-batch.
+    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H))`` of a micro-batch, with metrics.
 
-    Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the batch's
-    ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
+    Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the
+    batch's ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
     """
 
     loss: PolicyLoss
@@ -35,20 +35,24 @@ class Objective:
     """Whether the KL term is multiplied by rho = exp(l - l_old), gradient through both."""
     entropy: bool = False
     """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
+    on_policy: bool = False
+    """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
 
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
         """Args:
             policy: [B, L] each. batch: [B, L] keys, among them loss_mask and loss_weight.
-            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a schedule
-                never recompiles.
+            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a
+                schedule never recompiles.
 
         Returns:
             (total [], {metric: (sum [], count [])}).
         """
         mask, weight = batch["loss_mask"], batch["loss_weight"]
         beta, eta = coefficients.unbind()
+        if self.on_policy:
+            batch = batch.copy().set("old_logprob", where0(mask, policy.logprob.detach()))
         token_loss, token_metrics = self.loss(policy, batch)
         token_loss = where0(mask, token_loss.expand_as(mask))
         metrics = {f"loss/{name}": value for name, value in token_metrics.items()}
@@ -64,6 +68,10 @@ class Objective:
             difference = (logprob - ref_logprob).detach()
             metrics["kl/value"] = difference
             metrics["kl/k3"] = torch.expm1(-difference) + difference
+        sampler_logprob = batch.get("sampler_logprob", None)
+        if self.on_policy and sampler_logprob is not None:
+            gap = where0(mask, policy.logprob.detach()) - where0(mask, sampler_logprob)
+            metrics["sample/logprob_gap"] = gap.abs()
         if policy.entropy is not None:
             entropy = where0(mask, policy.entropy)
             metrics["loss/entropy"] = entropy

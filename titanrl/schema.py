@@ -42,6 +42,7 @@ KEYS: dict[BatchKey, Key] = {
     "sampler_logprob": Key("[N, L]", "float32", "sample", "log-prob under the distribution really sampled from"),
     "policy_version": Key("[N]", "int32", "sample", "weights at the first sampled token"),
     "group_id": Key("[N]", "int64", "sample", "rows of one prompt, or one preference pair; contiguous"),
+    "row_id": Key("[N]", "int64", "sample", "number of the row in its step, over all ranks"),
     "finish_reason": Key("[N]", "int8", "sample", "0 stop, 1 length, 2 abort"),
     "agent_id": Key("[N]", "int64", "sample", "agent of a multi-agent episode"),
     "baseline_reward": Key("[N]", "float32", "sample", "reward of the greedy answer to the same prompt"),

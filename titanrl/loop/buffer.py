@@ -11,6 +11,9 @@ from titanrl.protocols import PromptRow, Sample
 
 __all__ = ["assemble", "trim"]
 
+ROW_STRIDE = 2**20
+"""More samples than any prompt has in one step: row_id = group * ROW_STRIDE + sample."""
+
 
 def assemble(
     rows: Sequence[PromptRow],
@@ -45,6 +48,7 @@ def assemble(
             "sampler_logprob": logprob,
             "policy_version": torch.full((len(rows),), version, dtype=torch.int32),
             "group_id": torch.tensor([row.group for row in rows], dtype=torch.int64),
+            "row_id": torch.tensor([row.group * ROW_STRIDE + row.sample for row in rows], dtype=torch.int64),
             "finish_reason": torch.tensor([sample.finish_reason for sample in samples], dtype=torch.int8),
             "text": {
                 "prompt": [row.text for row in rows],

@@ -4,10 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["interval", "pass_at_k"]
+from titanrl.loop import exchange
+from titanrl.loop.buffer import assemble
+from titanrl.loop.scoring import score_rewards
+
+if TYPE_CHECKING:
+    from titanrl.loop.session import Session
+
+__all__ = ["evaluate", "interval", "pass_at_k"]
 
 Z95 = 1.959964
+
+
+def evaluate(session: Session) -> dict[str, float]:
+    """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
+
+    The score is the raw value of one verifier reward, never the shaped sum.
+    """
+    settings = session.experiment.evaluation
+    assert settings is not None
+    assert session.held_out is not None
+    session.held_out.load_state_dict({"position": 0})
+    count = min(settings.num_prompts, len(session.held_out.source))
+    rows = session.held_out.take(count, settings.samples_per_prompt)
+    engine = session.engine
+    local = rows[
+        len(rows) * engine.dp_rank // engine.dp_degree : len(rows) * (engine.dp_rank + 1) // engine.dp_degree
+    ]
+    scores: list[float] = []
+    lengths: list[int] = []
+    if local:
+        answers = session.sampler.sample(
+            local, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
+            greedy=settings.temperature == 0,
+        )  # fmt: skip
+        batch = assemble(local, answers, decode=session.tokens.decode, version=session.sampler.version)
+        judge = next(each for each in session.experiment.reward if settings.reward in (None, each.label))
+        rewards, _ = score_rewards(batch, (judge,))
+        scores, lengths = rewards["rewards", judge.label].tolist(), batch["loss_mask"].sum(1).tolist()
+    scores = exchange.gather_objects(scores, engine.dp_group, engine.dp_degree)
+    lengths = exchange.gather_objects(lengths, engine.dp_group, engine.dp_degree)
+    low, high = interval(scores)
+    return {
+        "eval/score": sum(scores) / len(scores),
+        "eval/score_low": low,
+        "eval/score_high": high,
+        "eval/num_prompts": float(count),
+        "eval/response_tokens_mean": sum(lengths) / len(lengths),
+    }
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from titanrl.loop.buffer import trim
 from titanrl.ops.sequence import row_lengths
 
-__all__ = ["gather", "gather_objects", "local_slice", "share"]
+__all__ = ["agree", "gather", "gather_objects", "share"]
 
 
 def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
@@ -52,9 +52,13 @@ def gather_objects(items: Sequence[Any], group: dist.ProcessGroup | None, degree
     return [item for part in parts for item in part]
 
 
-def local_slice(count: int, rank: int, degree: int) -> slice:
-    """Returns the contiguous share of ``count`` prompts that ``rank`` samples."""
-    return slice(count * rank // degree, count * (rank + 1) // degree)
+def agree(value: Any) -> Any:
+    """Returns the first rank's ``value`` on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:

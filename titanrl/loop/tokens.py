@@ -35,7 +35,7 @@ class Tokens:
         self.eos_ids = _eos_ids(Path(folder), self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the prompt's token ids, at most one BOS; a chat ends where the assistant's answer begins."""
+        """Returns the prompt's token ids, at most one BOS; a chat ends where the answer begins."""
         if isinstance(prompt.messages, str):
             ids = list(self.tokenizer.encode(prompt.messages))
         else:

@@ -42,6 +42,11 @@ class RunFolder:
         self.curves = path / "curves.png"
 
     @classmethod
+    def open(cls, parent: str, name: str | None, *, resume: bool) -> RunFolder:
+        """Returns the folder of a new run, or with ``resume`` that of the newest run of the name."""
+        return (cls.latest if resume else cls.new)(Path(parent), name or "run")
+
+    @classmethod
     def new(cls, parent: Path, name: str) -> RunFolder:
         """Returns ``parent/name``, or the first free ``parent/name-2``, ...: runs are never overwritten."""
         path, number = parent / name, 1

@@ -16,8 +16,8 @@ class JsonLines:
     """A file of one JSON object a line, each flushed as it is written.
 
     Args:
-        path: the file. first_step: lines of this step and later, and a torn last line, are dropped, since they
-            are written again.
+        path: the file. first_step: lines of this step and later, and a torn last line, are dropped: they are
+            written again.
     """
 
     def __init__(self, path: Path, first_step: int = 0) -> None:

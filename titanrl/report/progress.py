@@ -48,7 +48,7 @@ class StepView:
         self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
-        if self.enabled and self.console.is_terminal:
+        if self.live:
             self._live.start()
         return self
 
@@ -79,7 +79,7 @@ class StepView:
         self._bar.update(self._task, completed=self.done, left=f"{_clock(self.seconds_left())} left")
         if self._live.is_started:
             self._live.update(self._view())
-        elif not self.console.is_terminal:
+        elif not self.live:
             shown = [
                 f"{label} {form.format(self._last[key])}" for label, key, form in SHOWN if key in self._last
             ]

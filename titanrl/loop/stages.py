@@ -1,0 +1,95 @@
+"""The stages of a step that need an engine, a sampler or rewards; the pure ones are in estimate.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+
+from titanrl.loop.buffer import assemble
+from titanrl.loop.scoring import score_rewards
+
+if TYPE_CHECKING:
+    from titanrl.loop.session import Session
+    from titanrl.protocols import PromptRow, Sample
+
+__all__ = ["batch_metrics", "sample", "sample_rows", "score", "sync"]
+
+
+def sample(session: Session, rows: Sequence[PromptRow], step: int) -> TensorDict:
+    """Returns this rank's batch as stage `sample` promises it: one answer for each of ``rows``."""
+    answers: list[Sample] = session.sampler.sample(rows, step=step, seed=session.seed)
+    return assemble(rows, answers, decode=session.tokens.decode, version=session.sampler.version)
+
+
+def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
+    """Returns the batch with its rewards and the frozen roles' log-probs, and the rewards' failure counts.
+
+    Only what some component reads is computed.
+    """
+    rewards, failures = score_rewards(batch, session.experiment.reward)
+    batch = batch.copy().update(rewards)
+    reads = session.scored_keys
+    policy = tuple(key for key in ("old_logprob", "old_entropy", "sum_pi_squared") if key in reads)
+    if policy:
+        outputs = session.engine.score(batch, keys=tuple(SCORED[key] for key in policy))
+        batch.update({key: outputs[SCORED[key]] for key in policy})
+    if "ref_logprob" in reads:
+        batch["ref_logprob"] = session.engine.reference.score(batch, keys=("logprob",))["logprob"]
+    return batch, failures
+
+
+SCORED = {"old_logprob": "logprob", "old_entropy": "entropy", "sum_pi_squared": "sum_pi_squared"}
+"""Batch key -> field of PolicyOutputs that it records before the update."""
+
+
+def sync(session: Session, version: int) -> None:
+    """Sends the policy's weights to the sampler, which then samples as ``version``."""
+    session.sampler.wake()
+    session.sampler.load(session.engine.weights(), version=version)
+
+
+def sample_rows(batch: TensorDict, count: int) -> list[dict[str, Any]]:
+    """Returns the first ``count`` rows of a batch that holds texts, as samples.jsonl shows them."""
+    rows = []
+    reasons = ("stop", "length", "abort")
+    for index in range(min(count, batch.shape[0])):
+        row = batch[index]
+        mask = row["loss_mask"]
+        rows.append(
+            {
+                "prompt": batch["text", "prompt"][index],
+                "response": batch["text", "response"][index],
+                "answer": batch["text", "answer"][index],
+                "reward": float(row["reward"]),
+                "rewards": {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())},
+                "advantage": float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0,
+                "finish_reason": reasons[int(row["finish_reason"])],
+                "response_tokens": int(mask.sum()),
+                "group": int(row["group_id"]),
+            }
+        )
+    return rows
+
+
+def batch_metrics(batch: TensorDict) -> dict[str, float]:
+    """Returns what the global batch says of sampling and rewards, before any filter."""
+    lengths = batch["loss_mask"].sum(1).float()
+    reward = batch["reward"]
+    scored = reward[~reward.isnan()]
+    metrics = {
+        "sample/response_tokens_mean": float(lengths.mean()),
+        "sample/response_tokens_max": float(lengths.max()),
+        "sample/response_tokens_p95": float(torch.quantile(lengths, 0.95)),
+        "sample/truncated_fraction": float((batch["finish_reason"] == 1).float().mean()),
+        "sample/tokens": float(lengths.sum()),
+    }
+    if len(scored):
+        metrics["reward/mean"] = float(scored.mean())
+        metrics["reward/std"] = float(scored.std()) if len(scored) > 1 else 0.0
+    for name in sorted(batch["rewards"].keys()):
+        values = batch["rewards", name]
+        metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
+    return metrics

@@ -1,0 +1,100 @@
+"""Feeds a run's files and its live view; only the first rank records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from titanrl.report.curves import plot
+from titanrl.report.folder import RunFolder
+from titanrl.report.jsonl import read_jsonl
+from titanrl.report.progress import StepView
+from titanrl.report.writers import Writers
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """One step's numbers and samples -> metrics.jsonl, samples.jsonl, TensorBoard and the terminal.
+
+    Step k is the state after k training steps; step 0 holds the validation before training.
+
+    Args:
+        folder: of the run. steps: of the whole run. done: steps finished before this process began.
+        enabled: whether this rank records. tensorboard, progress: whether those are fed.
+    """
+
+    def __init__(
+        self, folder: RunFolder, *, steps: int, done: int, enabled: bool, tensorboard: bool, progress: bool
+    ) -> None:
+        self.folder = folder
+        # A resumed run writes the steps after its checkpoint again; step 0 is never written twice.
+        self._first = done + 1 if done else 0
+        self._tensorboard = tensorboard
+        self._enabled = enabled
+        self._view = StepView(steps, start=done, enabled=enabled, live=progress)
+        self._writers: Writers | None = None
+
+    def __enter__(self) -> Self:
+        if self._enabled:
+            self._writers = Writers(self.folder, first_step=self._first, tensorboard=self._tensorboard)
+            self._writers.text("experiment", self.folder.config.read_text())
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.__exit__(kind, error, trace)
+        if self._writers is not None:
+            self._writers.close()
+
+    def validation(self, metrics: Mapping[str, float]) -> None:
+        """Records the validation before the first step."""
+        if self._writers is not None and metrics:
+            self._writers.scalars(0, metrics)
+            self._view.message(f"validation before training: {_score(metrics)}")
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        seconds: Mapping[str, float],
+        samples: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Records a finished step.
+
+        Args:
+            step: steps finished, >= 1. metrics: ``stage/quantity`` -> number. seconds: stage -> seconds.
+            samples: rows for samples.jsonl.
+        """
+        if self._writers is None:
+            return
+        total = sum(seconds.values())
+        timed = {f"time/{stage}_seconds": spent for stage, spent in seconds.items()}
+        rate = {"time/step_seconds": total, "time/tokens_per_second": metrics["sample/tokens"] / total}
+        self._writers.scalars(step, {**metrics, **timed, **rate})
+        self._writers.samples(step, samples)
+        self._view.step(metrics, seconds)
+
+    def finish(self) -> None:
+        """Draws the curves and says where everything is."""
+        if self._writers is None:
+            return
+        plot([self.folder.path], self.folder.curves)
+        scored = [line for line in read_jsonl(self.folder.metrics) if line.get("eval/score") is not None]
+        lines = [f"run folder   {self.folder.path}"]
+        if scored:
+            lines.append(f"validation   start {_score(scored[0])}")
+            lines.append(f"             end   {_score(scored[-1])}")
+        lines.append(f"curves       {self.folder.curves}")
+        if self._tensorboard:
+            lines.append(f"TensorBoard  tensorboard --logdir {self.folder.path}")
+        self._view.message("\n".join(lines))
+
+
+def _score(metrics: Mapping[str, float]) -> str:
+    """Returns a validation score with its interval as a sentence shows it."""
+    score, low, high = (metrics[f"eval/score{end}"] for end in ("", "_low", "_high"))
+    return f"{score:.3f}  (95% interval {low:.3f} to {high:.3f}, {metrics['eval/num_prompts']:.0f} prompts)"
