@@ -1,0 +1,72 @@
+"""What a run leaves behind survives a kill and a resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from titanrl.errors import ConfigError
+from titanrl.report.curves import plot
+from titanrl.report.folder import RunFolder
+from titanrl.report.jsonl import JsonLines, read_jsonl
+
+
+def test_resumed_file_drops_the_steps_that_run_again_and_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    for step in range(5):
+        lines.write({"step": step, "x": step / 2})
+    lines.close()
+    path.write_text(path.read_text() + '{"step": 5, "x"')
+    resumed = JsonLines(path, first_step=3)
+    resumed.write({"step": 3, "x": 9.0})
+    resumed.close()
+    assert [(line["step"], line["x"]) for line in read_jsonl(path)] == [
+        (0, 0.0),
+        (1, 0.5),
+        (2, 1.0),
+        (3, 9.0),
+    ]
+
+
+def test_numbers_json_lacks_become_null(tmp_path):
+    lines = JsonLines(tmp_path / "m.jsonl")
+    lines.write({"step": 0, "x": float("nan"), "y": float("inf")})
+    lines.close()
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 0, "x": None, "y": None}
+
+
+def test_runs_are_never_overwritten_and_the_newest_is_resumed(tmp_path):
+    first = RunFolder.new(tmp_path, "a")
+    first.path.mkdir()
+    second = RunFolder.new(tmp_path, "a")
+    second.path.mkdir()
+    assert [first.path.name, second.path.name] == ["a", "a-2"]
+    for number in range(3, 12):
+        (tmp_path / f"a-{number}").mkdir()
+    assert RunFolder.latest(tmp_path, "a").path.name == "a-11"
+    with pytest.raises(ConfigError, match="--resume found no run"):
+        RunFolder.latest(tmp_path, "b")
+
+
+def test_identity_holds_the_file_the_versions_and_the_seed(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.write_identity({"run": {"seed": 3}}, seed=3)
+    assert folder.config.read_text() == "[run]\nseed = 3\n"
+    versions = json.loads((folder.path / "versions.json").read_text())
+    assert versions["seed"] == 3
+    assert versions["torch"].startswith("2.")
+
+
+def test_curves_overlay_runs_and_refuse_a_folder_without_metrics(tmp_path):
+    for name in ("a", "b"):
+        lines = JsonLines(tmp_path / name / "metrics.jsonl")
+        lines.write({"step": 0, "eval/score": 0.1, "eval/score_low": 0.05, "eval/score_high": 0.2})
+        for step in range(1, 4):
+            lines.write({"step": step, "reward/mean": step / 4, "loss/entropy": None})
+        lines.close()
+    picture = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "out" / "curves.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl"):
+        plot([tmp_path], tmp_path / "x.png")
