@@ -1,4 +1,4 @@
-"""Plain tables -> components: the walk through tables is ours, the values are judged in ``titanrl.values``."""
+"""Plain tables -> components: the walk through tables is ours, the values are judged in ``values``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from titanrl.errors import ConfigError, Problem, near, suggest
 from titanrl.registry import component_class, names
 from titanrl.values import leaf, shown, unknown_keys
 
-__all__ = ["Component", "Extended", "build", "decode", "element", "settable"]
+__all__ = ["Component", "Extended", "build", "decode", "element", "gather", "settable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Extended:
 
 
 def build(kind: str, table: Mapping[str, Any]) -> Any:
-    """Returns the component that a TOML table describes: ``build("loss", {"name": "gspo", "clip_low": 3e-4})``.
+    """Returns the component of a TOML table: ``build("loss", {"name": "gspo", "clip_low": 3e-4})``.
 
     Raises:
         ConfigError: unknown name or key, missing key, wrong type, value out of range; all mistakes at once.
@@ -66,7 +66,7 @@ def decode(hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple and _is_table(item := typing.get_args(hint)[0]):
         if not isinstance(value, list):
             raise ConfigError(Problem("", f"must be an array of tables, got {shown(value)}; use [[ ]]."))
-        return tuple(_gather({str(i): (item, entry) for i, entry in enumerate(value)}).values())
+        return tuple(gather({str(i): (item, entry) for i, entry in enumerate(value)}).values())
     if isinstance(marker, Extended):
         return _extended(hint, marker, value)
     if is_dataclass(hint):
@@ -155,7 +155,7 @@ def _construct(
     """Returns ``cls(**decoded values)``, or raises all that is wrong with them."""
     decoded: dict[str, Any] = dict(found or {})
     try:
-        decoded |= _gather(values)
+        decoded |= gather(values)
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
@@ -168,7 +168,7 @@ def _construct(
         raise ConfigError(Problem("", str(error))) from None
 
 
-def _gather(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+def gather(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Returns every value decoded; key -> (type, value) comes in."""
     decoded, problems = {}, []
     for key, (hint, value) in values.items():

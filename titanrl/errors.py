@@ -85,7 +85,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def check_range(settings: object, name: str, interval: str) -> None:
-    """Refuses a field of ``settings`` outside ``interval``, written as in mathematics: ``"[0, 1)"``, ``"(0, inf]"``.
+    """Refuses a field of ``settings`` outside ``interval``, such as ``"[0, 1)"`` or ``"(0, inf]"``.
 
     None, which stands for an option that is off, passes.
 

@@ -28,7 +28,7 @@ EXPECTED = {
 
 
 def leaf(hint: Any, value: Any) -> Any:
-    """Returns ``value`` as the type ``hint``, which holds no table; no silent conversion but integer to float.
+    """Returns ``value`` as the type ``hint``, which holds no table; only integers turn into floats.
 
     Raises:
         ConfigError: wrong type, option or a value that TOML has and an experiment hasn't (nan, dates).
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 
 def unknown_keys(table: Mapping[str, Any], known: Iterable[str], owner: str = "") -> list[Problem]:
     """Returns a Problem for each key of ``table`` that is not ``known``; ``owner``: `` of loss 'gspo'``."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
     listed = f"keys: {', '.join(known) or 'none'}."
     return [
         Problem("", f"is not a key{owner}, got {shown(value)}{suggest(key, known) or ';'} {listed}", key)

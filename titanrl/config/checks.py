@@ -1,0 +1,129 @@
+"""Tables against each other: each check names, as its parameters, the tables that it needs."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from titanrl.algorithm import Algorithm, controls_entropy
+from titanrl.dataflow import check_flow, flows, label
+from titanrl.errors import Problem
+from titanrl.registry import name_of
+
+if TYPE_CHECKING:
+    from titanrl.config.engine_tables import Parallelism, Training
+    from titanrl.config.tables import Loop, Reference, Reward
+
+__all__ = ["cross_problems"]
+
+
+def cross_problems(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns what is wrong between ``tables``; a check that needs a table which isn't there is left out."""
+    problems: list[Problem] = []
+    for check in CHECKS:
+        needed = inspect.signature(check).parameters
+        if all(name in tables for name in needed):
+            problems += check(**{name: tables[name] for name in needed})
+    return problems
+
+
+def _dataflow(algorithm: Algorithm, reward: tuple[Reward, ...], reference: Reference | None) -> list[Problem]:
+    roles = ("reference",) if reference is not None else ()
+    return check_flow(flows(algorithm, [(each.label, each.component) for each in reward], roles))
+
+
+def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
+    kl, advantage = algorithm.kl, algorithm.advantage
+    if kl is None or kl.placement != "reward" or "token_reward" in getattr(advantage, "in_keys", ()):
+        return []
+    reader = "no advantage" if advantage is None else label(advantage)
+    text = (
+        f"'reward' puts the KL into token_reward, which {reader} does not read; set [algorithm.advantage] "
+        "source = 'token_reward' if it has that key, or choose placement 'loss'."
+    )
+    return [Problem("algorithm.kl", text, "placement")]
+
+
+def _group_size(algorithm: Algorithm, loop: Loop) -> list[Problem]:
+    least = getattr(type(algorithm.advantage), "min_group_size", 1)
+    if loop.samples_per_prompt >= least:
+        return []
+    text = (
+        f"must be >= {least} for {label(algorithm.advantage)}, got {loop.samples_per_prompt}; "
+        "it compares the answers to one prompt."
+    )
+    return [Problem("loop", text, "samples_per_prompt")]
+
+
+def _whole_groups(loop: Loop, parallelism: Parallelism) -> list[Problem]:
+    ranks = parallelism.data_parallel_replicate_degree * max(parallelism.data_parallel_shard_degree, 1)
+    if loop.prompts_per_step % (loop.minibatches * ranks) == 0:
+        return []
+    text = (
+        f"must be a multiple of minibatches ({loop.minibatches}) times data-parallel ranks ({ranks}), "
+        f"got {loop.prompts_per_step}; groups are never split."
+    )
+    return [Problem("loop", text, "prompts_per_step")]
+
+
+def _room_for_a_prompt(training: Training, sampler: Any) -> list[Problem]:
+    if sampler.max_response_tokens < training.seq_len:
+        return []
+    text = (
+        f"must be > [sampler] max_response_tokens ({sampler.max_response_tokens}), got {training.seq_len}; "
+        "it holds the prompt and the response."
+    )
+    return [Problem("training", text, "seq_len")]
+
+
+def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
+    counts = Counter(each.label for each in reward)
+    return [
+        Problem(f"reward.{i}", f"must be unique, got {each.label!r} again; give this one its own.", "label")
+        for i, each in enumerate(reward)
+        if counts[each.label] > 1 and any(other.label == each.label for other in reward[:i])
+    ]
+
+
+def _entropy_controller(algorithm: Algorithm) -> list[Problem]:
+    controller = algorithm.entropy
+    if controller is None or controls_entropy(controller) or not hasattr(controller, "target"):
+        return []
+    text = f"must steer an entropy, got {name_of(controller)!r}, which steers a KL; use 'entropy_target'."
+    return [Problem("algorithm.entropy", text, "name")]
+
+
+def _no_value_head(algorithm: Algorithm) -> list[Problem]:
+    if "value" not in getattr(algorithm.loss, "needs", ()):
+        return []
+    text = f"must train a language model, got {name_of(algorithm.loss)!r}, which needs a value head."
+    return [Problem("algorithm.loss", text, "name")]
+
+
+def _full_distribution(sampler: Any) -> list[Problem]:
+    off = {"top_k": (None, 0, -1), "top_p": (None, 1.0), "min_p": (None, 0.0)}
+    return [
+        Problem(
+            "sampler",
+            f"must be off in training, got {getattr(sampler, key)}; the trainer's log-probs are those of the "
+            "whole distribution, so the ratio would be wrong.",
+            key,
+        )
+        for key, values in off.items()
+        if getattr(sampler, key, None) not in values
+    ]
+
+
+CHECKS: tuple[Callable[..., list[Problem]], ...] = (
+    _dataflow,
+    _kl_in_reward_is_read,
+    _group_size,
+    _whole_groups,
+    _room_for_a_prompt,
+    _labels,
+    _entropy_controller,
+    _no_value_head,
+    _full_distribution,
+)

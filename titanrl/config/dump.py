@@ -1,0 +1,53 @@
+"""An Experiment -> plain TOML values that give the same experiment when they are read again."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import is_dataclass
+from typing import Any
+
+import tomli_w
+
+from titanrl.decode import Component, Extended, element, settable
+from titanrl.registry import name_of
+
+__all__ = ["dumps", "to_table"]
+
+
+def to_table(value: Any) -> Any:
+    """Returns a decoded table with every key, defaults too; None is left out, as TOML has no null."""
+    if isinstance(value, tuple | list):
+        return [to_table(each) for each in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    table: dict[str, Any] = {}
+    left_out = getattr(value, "derived", ())
+    for key, (_, hint) in settable(type(value)).items():
+        held = getattr(value, key)
+        if held is None or key in left_out:
+            continue
+        _, marker = element(hint)
+        item = typing.get_args(element(hint)[0])
+        many = typing.get_origin(hint) is tuple and bool(item)
+        if many:
+            _, marker = element(item[0])
+            table[key] = [_marked(each, marker) for each in held]
+        else:
+            table[key] = _marked(held, marker)
+    return table
+
+
+def _marked(value: Any, marker: Component | Extended | None) -> Any:
+    if isinstance(marker, Component):
+        return {"name": name_of(value), **to_table(value)}
+    if isinstance(marker, Extended):
+        inner = getattr(value, marker.field)
+        outer = to_table(value)
+        del outer[marker.field]
+        return {**outer, "name": name_of(inner), **to_table(inner)}
+    return to_table(value)
+
+
+def dumps(value: Any) -> str:
+    """Returns the resolved file as TOML text."""
+    return tomli_w.dumps(to_table(value), multiline_strings=False)

@@ -1,0 +1,116 @@
+"""A whole experiment: every table of its file, decoded and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, cast
+
+from titanrl.algorithm import Algorithm
+from titanrl.config.checks import cross_problems
+from titanrl.config.engine_tables import (
+    ActivationCheckpoint,
+    Checkpoint,
+    Compile,
+    LRScheduler,
+    Optimizer,
+    Parallelism,
+    Training,
+)
+from titanrl.config.tables import Evaluation, Loop, Model, Reference, Report, Reward, Run
+from titanrl.dataflow import Flow, flows, scored_keys
+from titanrl.decode import Component, Extended, gather, settable
+from titanrl.errors import ConfigError, Problem, near
+from titanrl.protocols import SamplerSettings, SourceSettings
+from titanrl.values import unknown_keys
+
+__all__ = ["Experiment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One experiment file; tables are attributes, keys are theirs.
+
+    Raises:
+        ConfigError: tables that do not fit together.
+    """
+
+    imports: tuple[str, ...] = ()
+    """Modules or .py files (relative to the file) that register components of your own."""
+    run: Run = field(default_factory=Run)
+    """Where the run leaves its files, and its seed."""
+    model: Model
+    """What is trained."""
+    prompts: Annotated[SourceSettings, Component("source")]
+    """Where the training prompts come from."""
+    sampler: Annotated[SamplerSettings, Component("sampler")]
+    """How answers are sampled."""
+    reward: tuple[Annotated[Reward, Extended("reward")], ...] = ()
+    """What an answer is worth: a weighted sum of reward functions."""
+    algorithm: Algorithm
+    """How rewards become an update."""
+    reference: Reference | None = None
+    """The frozen anchor; present iff some component reads ref_logprob."""
+    loop: Loop
+    """How many steps, and of what."""
+    evaluation: Evaluation | None = None
+    """Validation on held-out prompts; omitted: none."""
+    training: Training = field(default_factory=Training)
+    """Sizes and precision of the update."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """What turns gradients into weights."""
+    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
+    """The learning rate over time."""
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    """How ranks share the model and the batch."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """What is saved and when."""
+    compile: Compile = field(default_factory=Compile)
+    """What is compiled."""
+    activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
+    """What is recomputed to save memory."""
+    report: Report = field(default_factory=Report)
+    """What is shown and logged."""
+
+    def __post_init__(self) -> None:
+        if problems := cross_problems({each.name: getattr(self, each.name) for each in fields(self)}):
+            raise ConfigError(problems)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], directives: tuple[str, ...] = ()) -> Experiment:
+        """Returns the experiment that a resolved file describes.
+
+        Args:
+            table: plain TOML values. directives: top-level keys of files that are no tables, for suggestions.
+
+        Raises:
+            ConfigError: with every mistake of every table, and of those tables together that could be read.
+        """
+        known = settable(cast(Any, cls))
+        problems = unknown_keys(table, [*directives, *known])
+        suggested = {name for key in table if key not in known for name in near(key, known)}
+        values: dict[str, Any] = {}
+        for name, (each, hint) in known.items():
+            if name in table:
+                try:
+                    values |= gather({name: (hint, table[name])})
+                except ConfigError as error:
+                    problems += error.problems
+            elif each.default is not MISSING:
+                values[name] = each.default
+            elif each.default_factory is not MISSING:
+                values[name] = each.default_factory()
+            elif name not in suggested:
+                problems.append(Problem(name, "is missing; every experiment needs this table."))
+        if problems:
+            raise ConfigError([*problems, *cross_problems(values)])
+        return cls(**values)
+
+    def flows(self) -> tuple[Flow, ...]:
+        """Returns who reads and writes which batch keys, stage by stage."""
+        roles = ("reference",) if self.reference is not None else ()
+        return flows(self.algorithm, [(each.label, each.component) for each in self.reward], roles)
+
+    def scored_keys(self) -> tuple[frozenset[str], bool]:
+        """Returns the keys that models must compute at stage `score`, and whether the update is on-policy."""
+        return scored_keys(self.flows(), self.loop.minibatches * self.loop.epochs)

@@ -1,0 +1,129 @@
+"""An experiment file -> Experiment: TOML, base files, imports, overrides; every mistake of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from titanrl.config.experiment import Experiment
+from titanrl.config.imports import import_all
+from titanrl.config.merge import Layers
+from titanrl.errors import ConfigError, Problem, suggest
+
+__all__ = ["load", "parse", "read"]
+
+DIRECTIVES = ("base", "drop", "imports")
+"""Top-level keys that say how the file is put together."""
+
+PLAIN_NAMES = ("run", "optimizer")
+"""Tables whose name decides over no other key of theirs."""
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Returns the experiment of a TOML file.
+
+    Args:
+        path: the file. overrides: ``a.b.c=value`` each, laid over it; names of components come first.
+
+    Raises:
+        ConfigError: with every mistake, each with its table, key, file, and what is allowed.
+    """
+    layers = read(Path(path), overrides)
+    try:
+        import_all(layers.table.get("imports", []))
+        return Experiment.from_table(layers.table, DIRECTIVES)
+    except ConfigError as error:
+        raise ConfigError(_traced(error.problems, layers, str(path)), file=str(path)) from error.__cause__
+
+
+def parse(table: Mapping[str, Any]) -> Experiment:
+    """Returns the experiment of a table that stands for a whole, resolved file.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    import_all(table.get("imports", []))
+    return Experiment.from_table(table)
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
+    """Returns the file over its base files, with the overrides on top; nothing is decoded yet.
+
+    Raises:
+        ConfigError: a file is missing or no TOML, ``base`` leads in a circle, or an override has no place.
+    """
+    layers = _stack(path, ())
+    problems: list[Problem] = []
+    for assignment in sorted(overrides, key=lambda each: not each.partition("=")[0].strip().endswith("name")):
+        try:
+            layers.set(assignment)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError([replace(problem, origin="--set") for problem in problems], file=str(path))
+    run = layers.table.setdefault("run", {})
+    if isinstance(run, dict):
+        run.setdefault("name", path.stem)
+    return layers
+
+
+def _stack(path: Path, above: tuple[Path, ...]) -> Layers:
+    if path.resolve() in above:
+        raise ConfigError(Problem("", f"leads in a circle back to {path}; break it.", "base"), file=str(path))
+    table = _toml(path)
+    layers = Layers(PLAIN_NAMES)
+    bases, imports, drops = (table.pop(key, []) for key in ("base", "imports", "drop"))
+    for base in _strings(bases, "base", path):
+        layers.absorb(_stack(path.parent / base, (*above, path.resolve())))
+    for dropped in _strings(drops, "drop", path):
+        try:
+            layers.drop(dropped)
+        except ConfigError as error:
+            raise ConfigError(error.problems, file=str(path)) from None
+    inherited = layers.table.get("imports", [])
+    own = [_located(name, path.parent) for name in _strings(imports, "imports", path)]
+    if inherited or own:
+        table["imports"] = [*inherited, *(name for name in own if name not in inherited)]
+    layers.add(table, str(path))
+    return layers
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomli.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        near = suggest(path.name, [each.name for each in path.parent.glob("*.toml")])
+        raise ConfigError(f"no such file: {path}{near or '.'}") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no UTF-8 text; an experiment is a TOML file.") from None
+    except tomli.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}.") from None
+
+
+def _strings(value: Any, key: str, path: Path) -> list[str]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        message = f"must be a string or an array of strings, got {value!r}."
+        raise ConfigError(Problem("", message, key), file=str(path))
+    return values
+
+
+def _located(name: str, folder: Path) -> str:
+    """Returns an import that names a .py file with its full path, so that the table holds anywhere."""
+    return str((folder / name).resolve()) if name.endswith(".py") else name
+
+
+def _traced(problems: Iterable[Problem], layers: Layers, file: str) -> list[Problem]:
+    """Returns the problems with the file each was written in, where that is not the one in the heading."""
+    traced = []
+    for problem in problems:
+        key = problem.key or problem.message.partition(" ")[0]
+        origin = layers.origin(f"{problem.where}.{key}" if problem.where else key)
+        traced.append(replace(problem, origin="" if origin == file else origin))
+    return traced

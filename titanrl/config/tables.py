@@ -1,0 +1,144 @@
+"""The tables of an experiment file that are titanrl's own; each key's docstring is its documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from titanrl.decode import Component
+from titanrl.errors import check_range
+from titanrl.protocols import RewardFunction, SourceSettings
+from titanrl.registry import name_of
+
+__all__ = ["Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Where a run leaves its files, and the seed of everything random in it."""
+
+    name: str | None = None
+    """Name of the run's folder; omitted: the experiment file's name."""
+    folder: str = "runs"
+    """Folder that holds the runs, relative to the working directory."""
+    seed: int = 0
+    """Seed of prompt order, sampling and initial weights, >= 0; the same seed gives the same run."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "seed", "[0, inf)")
+        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
+            raise ValueError(f"name must be a plain folder name, got {self.name!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The language model that is trained."""
+
+    path: str
+    """Hugging Face folder (config.json, tokenizer, safetensors), relative to the working directory."""
+    chat_template: str | None = None
+    """Jinja text that turns chat messages into a prompt; omitted: the tokenizer's own template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """One reward of the weighted sum ``reward = sum_k weight_k * r_k``."""
+
+    component: Annotated[RewardFunction, Component("reward")]
+    """The reward function; its keys stand in the same table."""
+    weight: float = 1.0
+    """Factor in the sum; the unweighted reward stays in the batch under its label."""
+    label: str = ""
+    """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
+    failure: float = 0.0
+    """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
+    deadline_seconds: float | None = None
+    """Time limit of the function, seconds, > 0; omitted: none."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "deadline_seconds", "(0, inf)")
+        for key in ("failure", "deadline_seconds"):
+            if any(field.name == key for field in fields(self.component)):  # type: ignore[arg-type]
+                object.__setattr__(self, key, getattr(self.component, key))
+        if not self.label:
+            object.__setattr__(self, "label", name_of(self.component))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The frozen model that KL terms and preference losses compare with."""
+
+    path: str | None = None
+    """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How many steps there are and what one step is made of."""
+
+    steps: int
+    """Training steps, >= 1: each samples, scores and updates once."""
+    prompts_per_step: int
+    """Prompts of a step over all ranks, >= 1; a multiple of minibatches times data-parallel ranks."""
+    samples_per_prompt: int = 8
+    """Answers to each prompt (G), >= 1: the group in which group-relative advantages compare."""
+    minibatches: int = 1
+    """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
+    epochs: int = 1
+    """Passes over each batch, >= 1."""
+    max_resample: int = 8
+    """How often a step whose groups were all filtered away samples anew before the run fails, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "steps", "[1, inf)")
+        check_range(self, "prompts_per_step", "[1, inf)")
+        check_range(self, "samples_per_prompt", "[1, inf)")
+        check_range(self, "minibatches", "[1, inf)")
+        check_range(self, "epochs", "[1, inf)")
+        check_range(self, "max_resample", "[0, inf)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Validation on held-out prompts: before the first step, every so many steps, and after the last."""
+
+    prompts: Annotated[SourceSettings, Component("source")]
+    """Held-out prompts, a source of their own; nothing is trained on them."""
+    every: int = 10
+    """Steps between two validations, >= 0; 0: only before the first step and after the last."""
+    num_prompts: int = 64
+    """Prompts of a validation, >= 1, always the same first ones of the source."""
+    samples_per_prompt: int = 1
+    """Answers to each prompt, >= 1; more than one needs a temperature above 0."""
+    temperature: float = 0.0
+    """Sampling temperature, >= 0; 0: greedy."""
+    reward: str | None = None
+    """Label of the [[reward]] whose raw value is the held-out score; omitted: the first one."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", "[0, inf)")
+        check_range(self, "temperature", "[0, inf)")
+        check_range(self, "num_prompts", "[1, inf)")
+        check_range(self, "samples_per_prompt", "[1, inf)")
+        if self.samples_per_prompt > 1 and self.temperature == 0:
+            raise ValueError(
+                f"samples_per_prompt must be 1 at temperature 0, got {self.samples_per_prompt}; "
+                "greedy answers are all the same, so raise the temperature."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run shows and writes."""
+
+    progress: bool = True
+    """Whether a live display shows the run; it needs a terminal."""
+    tensorboard: bool = True
+    """Whether scalars and texts go to TensorBoard files in the run folder."""
+    samples_per_step: int = 10
+    """Answers of each step that are written to samples.jsonl, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "samples_per_step", "[0, inf)")
