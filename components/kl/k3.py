@@ -1,0 +1,51 @@
+"""k3: unbiased, never negative, of small variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.kl import Gradient, clamped_difference, estimate
+from titanrl.registry import register
+
+
+@register("kl", "k3")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class K3:
+    """Returns ``exp(-d) - 1 + d``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise.
+
+    In nats. Unbiased for KL(policy || reference), never negative, of small variance. In the loss its pathwise
+    gradient is that of the *forward* KL(reference || policy), and output_clamp 10 hides its pull from
+    tokens with d < -2.6: prefer straight_through_k2, or set output_clamp to inf, if the reference must be
+    able to pull back. In the reward it is biased. No gradient reaches ref_logprob; values in masked places
+    are the caller's to drop.
+
+    Source: J. Schulman, "Approximating KL divergence", 2020; GRPO 2402.03300 eq. 4. Clamps 20 / 10 as verl
+    and NeMo-RL; TRL has none.
+    """
+
+    gradient: Gradient = "pathwise"
+    """``pathwise``: 1 - exp(-d), 0 where a clamp cuts. ``straight_through_k2``: d, not cut by
+    output_clamp."""
+    input_clamp: float = 20.0
+    """Bound of |d|, nats, in (0, inf]."""
+    output_clamp: float = 10.0
+    """Bound of the value, nats, in (0, inf]."""
+    matches: ClassVar[dict[str, str]] = {
+        "value": "reverse KL",
+        "loss, pathwise": "forward KL",
+        "loss, straight_through_k2": "reverse KL",
+        "reward": "biased",
+    }
+    """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "input_clamp", "(0, inf]")
+        check_range(self, "output_clamp", "(0, inf]")
+
+    def __call__(self, logprob: torch.Tensor, ref_logprob: torch.Tensor) -> torch.Tensor:
+        difference = clamped_difference(logprob, ref_logprob, self.input_clamp)
+        return estimate(torch.expm1(-difference) + difference, difference, self.gradient, self.output_clamp)

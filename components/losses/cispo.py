@@ -1,0 +1,55 @@
+"""Clipped importance-sampling weight on a policy gradient: clipped tokens keep a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "cispo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CISPO:
+    """Returns REINFORCE under a clipped, detached importance weight, [B, L].
+
+        loss = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A l
+        rho  = exp(clip(l - l_old, -c, c)),  c = log_ratio_clamp
+
+    Clipped tokens keep their gradient: that is the point. Without the factor l, or with gradient through
+    the weight, it would be another algorithm. Masked places get 0. Metrics: clip_fraction (clip changed
+    rho), approx_kl.
+
+    Source: MiniMax-M1 2506.13585; ScaleRL 2510.13786.
+    """
+
+    clip_low: float = 1.0
+    """Distance of the lower bound from 1, in (0, 1]; 1: no lower bound."""
+    clip_high: float = 4.0
+    """Distance of the upper bound from 1, > 0."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio before exp, nats, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip_low", "(0, 1]")
+        check_range(self, "clip_high", "(0, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        logprob = where0(mask, policy.logprob)
+        clamped = clamped_log_ratio(logprob.detach(), batch["old_logprob"], mask, self.log_ratio_clamp)
+        ratio = clamped.exp()
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        loss = -weight * where0(mask, batch["advantage"]) * logprob
+        return TokenLoss(loss, {"clip_fraction": (weight != ratio).float(), "approx_kl": approx_kl(clamped)})

@@ -1,0 +1,73 @@
+"""Clip-Cov: the tokens that would cost most entropy are left out of PPO's surrogate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.covariance import group_covariance, largest_in_group
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio, clipped_surrogate
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "clip_cov")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipCov:
+    """Returns the clipped surrogate with high-covariance tokens dropped, [B, L].
+
+        cov_t = (A_t - mean A)(l_t - mean l),  means over the trainable tokens of the group, no gradient
+        candidates: cov_low < cov_t < cov_high and not already clipped by PPO
+        the k = max(1, floor(fraction * tokens of the group)) candidates of largest cov get loss 0; the rest
+        `ppo_clip`
+
+    A is the unscaled advantage; ties go to the first in row-major order. Masked places get 0.
+    Metrics: cov_fraction (dropped by covariance), clip_fraction, approx_kl.
+
+    Source: 2505.22617. Deviations: per group instead of per batch, so that the result does not depend on
+    micro-batches; the largest instead of random ones, since a component has no random numbers.
+    """
+
+    clip_low: float = 0.2
+    """Distance of the lower bound from 1, in (0, 1)."""
+    clip_high: float = 0.2
+    """Distance of the upper bound from 1, > 0."""
+    fraction: float = 2e-4
+    """Share of a group's tokens that is dropped, in (0, 1]; at least one token where there is a candidate."""
+    cov_low: float = 1.0
+    """Covariance above which a token may be dropped."""
+    cov_high: float = 5.0
+    """Covariance below which a token may be dropped, > cov_low."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio before exp, nats, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip_low", "(0, 1)")
+        check_range(self, "clip_high", "(0, inf)")
+        check_range(self, "fraction", "(0, 1]")
+        if not self.cov_low < self.cov_high:
+            raise ValueError(f"cov_low must be < cov_high, got {self.cov_low} and {self.cov_high}.")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask, group_id = batch["loss_mask"], batch["group_id"]
+        clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
+        advantage = where0(mask, batch["advantage"])
+        surrogate, clipped = clipped_surrogate(clamped.exp(), advantage, self.clip_low, self.clip_high)
+        cov = group_covariance(advantage, policy.logprob, mask, group_id)
+        candidate = mask & ~clipped & (cov > self.cov_low) & (cov < self.cov_high)
+        dropped = largest_in_group(cov, candidate, self.fraction, mask, group_id)
+        metrics = {
+            "cov_fraction": dropped.float(),
+            "clip_fraction": clipped.float(),
+            "approx_kl": approx_kl(clamped),
+        }
+        return TokenLoss(where0(~dropped, -surrogate), metrics)

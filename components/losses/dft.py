@@ -1,0 +1,31 @@
+"""Dynamic fine-tuning: supervised loss scaled by the token's own probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.ops.masked import where0
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "dft")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFT:
+    """Returns ``-sg(exp(l)) l``, [B, L]. Masked places get 0. Metrics: nll = -l, nats, the loss of `sft`.
+
+    Source: DFT 2508.05629.
+    """
+
+    in_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        logprob = where0(batch["loss_mask"], policy.logprob)
+        fixed = logprob.detach()
+        return TokenLoss(-fixed.exp() * logprob, {"nll": -fixed})

@@ -1,0 +1,148 @@
+"""Direct preference optimisation: the sigmoid family, one name with variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.dpo import SCORED, SMOOTHED, VARIANTS, Divergence, Knobs, PairRatios, Variant, score
+from titanrl.ops.masked import where0
+from titanrl.ops.preference import both_rows, live_pairs, shared_length_weight, split_pairs
+from titanrl.ops.sequence import sequence_mean, sequence_sum
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "dpo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPO:
+    """Returns the preference loss of each pair (rows 2i chosen, 2i + 1 rejected), [B, 1].
+
+    c and r are the sums of l - l_ref over the trainable tokens of the chosen and the rejected row, nc and
+    nr their counts, e = label_smoothing, ls(x) = log sig(x), h = beta (score(c) - score(r)); score is the
+    divergence's: reverse_kl x, forward_kl -exp(-x), js ls(x), alpha exp((alpha-1) x)/(alpha-1).
+
+        sigmoid       -(1-e) ls(h) - e ls(-h)                                 2305.18290
+        robust        ( -(1-e) ls(h) + e ls(-h) ) / (1 - 2e)                  2403.00409
+        hinge         max(0, 1 - h)                                           2305.10425
+        exo_pair      q (ls(h) - log(1-e)) + (1-q)(ls(-h) - log e), q=sig(h)  2402.00856
+        discopop      (1-g)(-ls(h)) + g exp(-h), g = sig(h/tau)               2406.08414
+        nca_pair      -ls(beta c) - ls(-beta c)/2 - ls(-beta r)/2             2402.05369
+        bco_pair      -ls(beta c) - ls(-beta r)                               2404.04656
+        sppo_hard     (c - 1/(2 beta))^2 + (r + 1/(2 beta))^2                 2405.00675
+        apo_zero      1 - sig(beta c) + sig(beta r)                           2408.06266
+        apo_down      sig(beta c) + 1 - sig(h)                                2408.06266
+        sigmoid_norm  -ls(beta (c/nc - r/nr))
+        aot           -(1-e) ls(d) - e ls(-d), d = beta (x_(k) - y_(k)), the k-th smallest of
+                      x = pc - pr and of y = rc - rr over the live pairs      2406.05882
+        aot_unpaired  the same with x = c, y = r                              2406.05882
+
+    Both rows carry the loss of their pair; a pair with an empty side gets 0. Policy == reference gives ln 2
+    for sigmoid. Exponents are clamped at 80. In aot, the pair that holds x_(k) carries the k-th loss, and
+    the gradient also flows into the pair that holds y_(k): it is the only loss coupled across pairs, and
+    needs a whole optimizer step in one micro-batch to mean what the paper means.
+
+    Metrics, [B, 1]: accuracy (c > r), chosen_reward = beta c, rejected_reward = beta r, margin = beta (c -
+    r).
+
+    Source: the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO; wpo 2406.11827.
+    """
+
+    beta: float = 0.1
+    """Strength of the pull to the reference, > 0."""
+    variant: Variant = "sigmoid"
+    """Row of the table."""
+    label_smoothing: float = 0.0
+    """Probability e that a label is wrong, in [0, 0.5); sigmoid, robust, exo_pair (there > 0) and the aot
+    pair only."""
+    divergence: Divergence = "reverse_kl"
+    """Divergence to the reference; other than reverse_kl: sigmoid, robust, hinge, exo_pair and discopop
+    only."""
+    alpha: float = 0.5
+    """Order of the alpha divergence; 1 is reverse_kl."""
+    ld_alpha: float | None = None
+    """LD-DPO: weight in [0, 1] of the tokens beyond the shorter row's length; off (1) unless given."""
+    weighting: Literal["none", "wpo"] = "none"
+    """wpo: times sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
+    tau: float = 0.05
+    """Temperature of discopop's gate, > 0."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "beta", "(0, inf)")
+        check_range(self, "label_smoothing", "[0, 0.5)")
+        check_range(self, "alpha", "(-inf, inf)")
+        check_range(self, "ld_alpha", "[0, 1]")
+        check_range(self, "tau", "(0, inf)")
+        if self.variant == "exo_pair" and not self.label_smoothing:
+            raise ValueError("label_smoothing must be > 0 for variant 'exo_pair', got 0.0.")
+        if self.label_smoothing and self.variant not in SMOOTHED:
+            raise ValueError(f"label_smoothing is not used by variant {self.variant!r}; leave it out.")
+        if self.divergence != "reverse_kl" and self.variant not in SCORED:
+            raise ValueError(
+                f"divergence must be 'reverse_kl' for variant {self.variant!r}, got {self.divergence!r}."
+            )
+        if self.alpha != 0.5 and self.divergence != "alpha":
+            raise ValueError(f"alpha is not used by divergence {self.divergence!r}; leave it out.")
+        if self.tau != 0.05 and self.variant != "discopop":
+            raise ValueError(f"tau is not used by variant {self.variant!r}; leave it out.")
+
+    @property
+    def in_keys(self) -> tuple[str, ...]:
+        return ("ref_logprob",)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("sum_pi_squared",) if self.weighting == "wpo" else ()
+
+    @property
+    def couples_step(self) -> bool:
+        """Whether the loss of one pair depends on the other pairs of the optimizer step."""
+        return self.variant in ("aot", "aot_unpaired")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        live = live_pairs(mask)
+        logprob, ref_logprob = where0(mask, policy.logprob), where0(mask, batch["ref_logprob"])
+        if self.ld_alpha is not None:
+            weight = shared_length_weight(mask, self.ld_alpha)
+            logprob, ref_logprob = logprob * weight, ref_logprob * weight
+        policy_chosen, policy_rejected = split_pairs(sequence_sum(logprob, mask))
+        ref_chosen, ref_rejected = split_pairs(sequence_sum(ref_logprob, mask))
+        chosen_tokens, rejected_tokens = split_pairs(mask.sum(-1, keepdim=True).clamp_min(1))
+        chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
+        pair = PairRatios(
+            logit=self.beta
+            * (score(chosen, self.divergence, self.alpha) - score(rejected, self.divergence, self.alpha)),
+            chosen=chosen,
+            rejected=rejected,
+            policy_gap=policy_chosen - policy_rejected,
+            ref_gap=ref_chosen - ref_rejected,
+            chosen_tokens=chosen_tokens,
+            rejected_tokens=rejected_tokens,
+            live=live,
+        )
+        loss = VARIANTS[self.variant](pair, Knobs(self.beta, self.label_smoothing, self.tau))
+        if self.weighting == "wpo":
+            loss = loss * self._wpo_weight(policy, mask)
+        metrics = {
+            "accuracy": (chosen > rejected).float(),
+            "chosen_reward": self.beta * chosen.detach(),
+            "rejected_reward": self.beta * rejected.detach(),
+            "margin": self.beta * (chosen - rejected).detach(),
+        }
+        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+
+    def _wpo_weight(self, policy: PolicyOutputs, mask: torch.Tensor) -> torch.Tensor:
+        """[P, 1] how likely the policy itself is to write the pair; no gradient."""
+        assert policy.sum_pi_squared is not None
+        collision = torch.where(mask, policy.sum_pi_squared.detach(), 1.0).log()
+        chosen, rejected = split_pairs(sequence_mean(where0(mask, policy.logprob.detach()) - collision, mask))
+        return (chosen + rejected).exp()

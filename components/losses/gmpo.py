@@ -1,0 +1,60 @@
+"""Geometric-mean policy optimisation: the clipped ratios of a row are averaged in log space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
+from titanrl.ops.sequence import sequence_mean
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "gmpo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GMPO:
+    """Returns the surrogate of the geometric-mean ratio, one number a row, [B, 1].
+
+        a = mean_i A,  z = sign(a),  d = clip(l - l_old, -c, c),  c = log_ratio_clamp
+        x_t    = z min( z d_t, z clip(d_t, -clip_low, clip_high) )
+        loss_i = -a exp(mean_i x)
+
+    Means run over the row's trainable tokens; a fully masked row gets 0. The clip is per token and in log
+    space.
+    Metrics: clip_fraction (the clipped branch is strictly smaller), approx_kl.
+
+    Source: GMPO 2507.20673.
+    """
+
+    clip_low: float = 0.4
+    """Distance of the lower bound from 0, nats, > 0."""
+    clip_high: float = 0.4
+    """Distance of the upper bound from 0, nats, > 0."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio, nats, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip_low", "(0, inf)")
+        check_range(self, "clip_high", "(0, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        advantage = sequence_mean(where0(mask, batch["advantage"]), mask)
+        clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
+        bounded = clamped.clamp(-self.clip_low, self.clip_high)
+        clipped = advantage.sign() * bounded < advantage.sign() * clamped
+        mean = sequence_mean(torch.where(clipped, bounded, clamped), mask)
+        metrics = {"clip_fraction": clipped.float(), "approx_kl": approx_kl(clamped)}
+        return TokenLoss(-advantage * mean.exp(), metrics)

@@ -1,0 +1,62 @@
+"""Group sequence policy optimisation: one length-normalised ratio a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import approx_kl, clipped_surrogate, log_ratio
+from titanrl.ops.sequence import sequence_mean
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "gspo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GSPO:
+    """Returns the clipped surrogate of the sequence ratio in its token form, [B, L].
+
+        d_i    = mean over the row's trainable tokens of l - l_old
+        s_t    = exp(clip(sg(d_i) + l_t - sg(l_t), -c, c)),  c = log_ratio_clamp
+        loss_t = -min( s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t )
+
+    s_t has the value s_i = exp(d_i) and a gradient that reaches every token. The ratio is the
+    length-normalised mean, not the product over the sequence. With A constant on a row this equals the [B,
+    1] form under every aggregation; with token-varying A each token keeps its own. Masked places get 0.
+    LUSPO: clip 0.2/0.2 with `sequence_sum`.
+    Metrics: clip_fraction (the clipped branch is strictly smaller), approx_kl = exp(d_i) - 1 - d_i.
+
+    Source: GSPO 2507.18071, with its token variant.
+    """
+
+    clip_low: float = 3e-4
+    """Distance of the lower bound from 1, in (0, 1)."""
+    clip_high: float = 4e-4
+    """Distance of the upper bound from 1, > 0."""
+    log_ratio_clamp: float = 10.0
+    """Bound of the mean log-ratio before exp, nats, > 0; a row beyond it moves nothing."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip_low", "(0, 1)")
+        check_range(self, "clip_high", "(0, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        logprob = where0(mask, policy.logprob)
+        mean = sequence_mean(log_ratio(logprob, batch["old_logprob"], mask), mask).detach()
+        # Added in this order, l - sg(l) is exactly 0 and the value keeps the precision of the mean.
+        clamped = (mean + (logprob - logprob.detach())).clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
+        surrogate, clipped = clipped_surrogate(
+            clamped.exp(), where0(mask, batch["advantage"]), self.clip_low, self.clip_high
+        )
+        metrics = {"clip_fraction": clipped.float(), "approx_kl": where0(mask, approx_kl(clamped))}
+        return TokenLoss(-surrogate, metrics)

@@ -1,0 +1,58 @@
+"""KL-Cov: the tokens that would cost most entropy are held by a penalty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.covariance import group_covariance, largest_in_group
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "kl_cov")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLCov:
+    """Returns the unclipped surrogate with a penalty on high-covariance tokens, [B, L].
+
+        loss  = -rho A + coefficient |d| [t among the k largest cov of its group],  d = clip(l - l_old, -c, c)
+        cov_t = (A_t - mean A)(l_t - mean l),  means over the trainable tokens of the group, no gradient
+        k     = max(1, floor(fraction * tokens of the group))
+
+    rho = exp(d), c = log_ratio_clamp; ties go to the first in row-major order. The penalty is a token loss
+    like any other: it is averaged, never summed apart. Masked places get 0. Metrics: cov_fraction
+    (penalised), approx_kl.
+
+    Source: 2505.22617. Deviation: per group instead of per batch, so that the result does not depend on
+    micro-batches.
+    """
+
+    fraction: float = 2e-4
+    """Share of a group's tokens that is penalised, in (0, 1]; at least one token."""
+    coefficient: float = 0.1
+    """Strength of the penalty, >= 0."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio, nats, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
+
+    def __post_init__(self) -> None:
+        check_range(self, "fraction", "(0, 1]")
+        check_range(self, "coefficient", "[0, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask, group_id = batch["loss_mask"], batch["group_id"]
+        clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
+        advantage = where0(mask, batch["advantage"])
+        cov = group_covariance(advantage, policy.logprob, mask, group_id)
+        held = largest_in_group(cov, mask, self.fraction, mask, group_id)
+        loss = self.coefficient * where0(held, clamped.abs()) - clamped.exp() * advantage
+        return TokenLoss(loss, {"cov_fraction": held.float(), "approx_kl": approx_kl(clamped)})

@@ -1,0 +1,61 @@
+"""Odds-ratio preference optimisation: supervised loss plus a log-odds margin, no reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.preference import both_rows, live_pairs, split_pairs
+from titanrl.ops.sequence import sequence_mean
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "orpo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ORPO:
+    """Returns the supervised loss of the chosen row plus the odds-ratio loss of the pair, [B, 1].
+
+        loss  = -a - beta log sig(lo(a) - lo(b)),  a = pc/nc,  b = pr/nr
+        lo(x) = x - log(1 - exp(x)),  x at most -1e-6
+
+    a and b are the mean log-probs of the chosen (2i) and the rejected row (2i + 1) over their trainable
+    tokens. Both rows carry the loss of their pair; a pair with an empty side gets 0. a = -.5, b = -1, beta
+    .1: .53203.
+    Metrics: preference (the odds-ratio loss without beta and without the supervised part), accuracy (a > b),
+    margin = lo(a) - lo(b), [B, 1].
+
+    Source: ORPO 2403.07691.
+    """
+
+    beta: float = 0.1
+    """Weight of the odds-ratio loss, >= 0 (lambda in the paper)."""
+    in_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_range(self, "beta", "[0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        live = live_pairs(mask)
+        mean = sequence_mean(policy.logprob, mask)
+        below = mean.clamp(max=-1e-6)
+        log_odds = below - (-torch.expm1(below)).log()
+        chosen, rejected = split_pairs(mean)
+        chosen_odds, rejected_odds = split_pairs(log_odds)
+        preference = -torch.nn.functional.logsigmoid(chosen_odds - rejected_odds)
+        metrics = {
+            "preference": preference.detach(),
+            "accuracy": (chosen > rejected).float(),
+            "margin": (chosen_odds - rejected_odds).detach(),
+        }
+        loss = self.beta * preference - chosen
+        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})

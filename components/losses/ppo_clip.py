@@ -1,0 +1,87 @@
+"""PPO's clipped surrogate, with clip-higher, dual clip, a two-sided cap and a likelihood term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio, clipped_surrogate
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "ppo_clip")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOClip:
+    """Returns the clipped surrogate, [B, L].
+
+        rho  = exp(clip(l - l_old, -c, c)),  c = log_ratio_clamp
+        J    = min( min(rho, ratio_cap) A,  clip(rho, 1 - clip_low, 1 + clip_high) A )
+        J    = max(J, dual_clip A)  where A < 0
+        loss = -J + positive_nll [reward > 0] (-l)
+
+    Its gradient is -rho A where the first branch is taken and not capped, else 0. Masked places get 0.
+    Metrics: clip_fraction (the clipped branch is strictly smaller, so the sign of A counts),
+    dual_clip_fraction (the dual bound is strictly active), approx_kl = exp(d) - 1 - d.
+
+    Source: PPO 1707.06347 eq. 7; clip-higher 2503.14476; dual clip 1912.09729; two-sided cap 2505.07291;
+    positive NLL 2504.05118. Deviation: positive_nll shares the weights of the loss, where the paper divides
+    by the tokens of correct rows; multiply it by M / M_correct to reproduce the paper.
+    """
+
+    clip_low: float = 0.2
+    """Distance of the lower bound from 1, in (0, 1)."""
+    clip_high: float = 0.2
+    """Distance of the upper bound from 1, > 0; DAPO: 0.28."""
+    dual_clip: float | None = None
+    """Bound c of the loss where A < 0, > 1; off unless given, verl: 3.0."""
+    ratio_cap: float | None = None
+    """Cap of the unclipped ratio, > 1 + clip_high; off unless given."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio before exp, nats, > 0; a token beyond it moves nothing."""
+    positive_nll: float = 0.0
+    """Coefficient of -l on rows of positive reward, >= 0; VAPO: 0.1."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip_low", "(0, 1)")
+        check_range(self, "clip_high", "(0, inf)")
+        check_range(self, "dual_clip", "(1, inf)")
+        check_range(self, "ratio_cap", f"({1 + self.clip_high}, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+        check_range(self, "positive_nll", "[0, inf)")
+
+    @property
+    def in_keys(self) -> tuple[str, ...]:
+        return ("old_logprob", "advantage", *(("reward",) if self.positive_nll else ()))
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        advantage = where0(mask, batch["advantage"])
+        clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
+        surrogate, clipped = clipped_surrogate(
+            clamped.exp(), advantage, self.clip_low, self.clip_high, self.ratio_cap
+        )
+        bounded = torch.zeros_like(clipped)
+        if self.dual_clip is not None:
+            bound = self.dual_clip * advantage
+            bounded = (advantage < 0) & (bound > surrogate)
+            surrogate = torch.where(bounded, bound, surrogate)
+        loss = -surrogate
+        if self.positive_nll:
+            positive = mask & (batch["reward"] > 0)[:, None]
+            loss = loss - self.positive_nll * where0(positive, policy.logprob)
+        metrics = {
+            "clip_fraction": clipped.float(),
+            "dual_clip_fraction": bounded.float(),
+            "approx_kl": approx_kl(clamped),
+        }
+        return TokenLoss(loss, metrics)

@@ -1,0 +1,54 @@
+"""Soft adaptive policy optimisation: a sigmoid gate where PPO clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "sapo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SAPO:
+    """Returns the softly gated surrogate, [B, L].
+
+        loss = -(4 / tau) sig(tau (rho - 1)) A,  tau = tau_positive where A > 0, else tau_negative
+
+    with rho = exp(clip(l - l_old, -c, c)), c = log_ratio_clamp. At rho = 1 its gradient is that of
+    REINFORCE, -A; away from 1 it decays smoothly. Masked places get 0. Metrics: approx_kl.
+
+    Source: SAPO 2511.20347.
+    """
+
+    tau_positive: float = 1.0
+    """Steepness of the gate where A > 0, > 0."""
+    tau_negative: float = 1.05
+    """Steepness of the gate where A <= 0, > 0."""
+    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    """Bound of the log-ratio before exp, nats, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        check_range(self, "tau_positive", "(0, inf)")
+        check_range(self, "tau_negative", "(0, inf)")
+        check_range(self, "log_ratio_clamp", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        advantage = where0(mask, batch["advantage"])
+        clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
+        tau = torch.full_like(advantage, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
+        gate = 4 / tau * torch.sigmoid(tau * (clamped.exp() - 1))
+        return TokenLoss(-gate * advantage, {"approx_kl": approx_kl(clamped)})

@@ -1,0 +1,32 @@
+"""Supervised fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.ops.masked import where0
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "sft")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFT:
+    """Returns ``-l``, [B, L]: the negative log-likelihood of the labels, nats.
+
+    The mask excludes the prompt; position t scores labels[t], so there is no second shift. Masked places
+    get 0.
+
+    Source: maximum likelihood.
+    """
+
+    in_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        return TokenLoss(-where0(batch["loss_mask"], policy.logprob), {})

@@ -1,0 +1,68 @@
+"""Critic loss with clipping around the old value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+@register("loss", "value")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """Returns the clipped regression of the critic on the returns, [B, L].
+
+        v_c  = V + clip(v - V, -clip, clip)
+        loss = max( f(v - R), f(v_c - R) ),  f(e) = e^2 / 2, or delta (|e| - delta/2) beyond delta for huber
+
+    v is the critic now, V its value before the update (batch key `value`), R the returns. The maximum,
+    around the old value, with the 1/2. Inside the band the gradient is f'(v - R); where the clipped branch
+    is strictly larger, 0. Masked places get 0. Metrics: clip_fraction (|v - V| > clip and the clipped
+    branch is strictly larger).
+
+    Source: the PPO reference implementation (openai/baselines); huber: AReaL. Value outputs know no
+    temperature.
+    """
+
+    clip: float = 0.2
+    """Band around the old value, > 0; inf switches it off."""
+    loss: Literal["squared", "huber"] = "squared"
+    """Shape of f."""
+    delta: float = 10.0
+    """Where huber turns linear, > 0; read by huber only."""
+    in_keys: ClassVar[tuple[str, ...]] = ("value", "returns")
+    needs: ClassVar[tuple[str, ...]] = ("value",)
+
+    def __post_init__(self) -> None:
+        check_range(self, "clip", "(0, inf]")
+        check_range(self, "delta", "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        assert policy.value is not None
+        mask = batch["loss_mask"]
+        value, old_value = where0(mask, policy.value), where0(mask, batch["value"])
+        returns = where0(mask, batch["returns"])
+        moved = value - old_value
+        plain = self._penalty(value - returns)
+        clipped = self._penalty(old_value + moved.clamp(-self.clip, self.clip) - returns)
+        larger = clipped > plain
+        outside = moved.detach().abs() > self.clip
+        return TokenLoss(torch.where(larger, clipped, plain), {"clip_fraction": (outside & larger).float()})
+
+    def _penalty(self, error: torch.Tensor) -> torch.Tensor:
+        squared = error.square() / 2
+        if self.loss == "squared":
+            return squared
+        size = error.abs()
+        return torch.where(size <= self.delta, squared, self.delta * (size - self.delta / 2))

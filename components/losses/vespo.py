@@ -1,0 +1,65 @@
+"""VESPO: a smooth weight of the sequence ratio, fading at both ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.ops.ratio import approx_kl, clamped_log_ratio
+from titanrl.ops.sequence import sequence_sum
+from titanrl.protocols import TokenLoss
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import PolicyOutputs
+
+
+LOG_WEIGHT = (math.log(1e-8), 20.0)
+"""Bounds of a row's summed log-ratio, nats."""
+
+
+@register("loss", "vespo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VESPO:
+    """Returns the policy gradient under a shaped sequence weight, [B, L].
+
+        s    = clip( sum_t m clip(l - l_old, -20, 20), log 1e-8, 20 ),  w = exp(s)
+        phi  = exp(lambda + k s - lambda w),  the positive pair where A >= 0, else the negative one
+        loss = -sg(phi) A l
+
+    phi is 1 at w = 1 and falls to 0 at both ends. Masked places get 0. Metrics: approx_kl = exp(d) - 1 - d
+    per token.
+
+    Source: VESPO (variational sequence-level soft policy optimisation).
+    """
+
+    k_positive: float = 2.0
+    """Power of w where A >= 0, > 0."""
+    lambda_positive: float = 3.0
+    """Decay in w where A >= 0, > 0."""
+    k_negative: float = 3.0
+    """Power of w where A < 0, > 0."""
+    lambda_negative: float = 2.0
+    """Decay in w where A < 0, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        for field in ("k_positive", "lambda_positive", "k_negative", "lambda_negative"):
+            check_range(self, field, "(0, inf)")
+
+    def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+        mask = batch["loss_mask"]
+        logprob, advantage = where0(mask, policy.logprob), where0(mask, batch["advantage"])
+        clamped = clamped_log_ratio(logprob.detach(), batch["old_logprob"], mask)
+        total = sequence_sum(clamped, mask).clamp(*LOG_WEIGHT)
+        positive = (self.lambda_positive + self.k_positive * total - self.lambda_positive * total.exp()).exp()
+        negative = (self.lambda_negative + self.k_negative * total - self.lambda_negative * total.exp()).exp()
+        weight = torch.where(advantage >= 0, positive, negative)
+        return TokenLoss(-weight * advantage * logprob, {"approx_kl": approx_kl(clamped)})

@@ -1,0 +1,80 @@
+"""Reads the golden cases: JSON to TOML table, batch and policy outputs; and the rule for a right result."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from titanrl import PolicyOutputs
+
+FOLDER = Path(__file__).parent
+DTYPES = {
+    "loss_mask": torch.bool,
+    "group_id": torch.int64,
+    "labels": torch.int64,
+    "agent_id": torch.int64,
+    "finish_reason": torch.int8,
+}
+
+
+def load(kind: str) -> list[dict[str, Any]]:
+    """Returns the cases of a kind, in file order."""
+    return json.loads((FOLDER / f"{kind}.json").read_text())
+
+
+def ids(cases: list[dict[str, Any]]) -> list[str]:
+    return [case["id"] for case in cases]
+
+
+def table(case: dict[str, Any]) -> dict[str, Any]:
+    """Returns the component's TOML table; the strings "inf" and "-inf" stand for the numbers."""
+    numbers = {"inf": math.inf, "-inf": -math.inf}
+    return {
+        key: numbers.get(value, value) if isinstance(value, str) else value
+        for key, value in case["table"].items()
+    }
+
+
+def tensor(value: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Returns nested lists as a tensor; null stands for NaN."""
+
+    def numbers(x: Any) -> Any:
+        return [numbers(item) for item in x] if isinstance(x, list) else math.nan if x is None else x
+
+    return torch.tensor(numbers(value), dtype=dtype)
+
+
+def batch(case: dict[str, Any]) -> TensorDict:
+    """Returns the case's batch as a stage would hand it over."""
+    entries: dict[Any, Any] = {}
+    for key, value in case["batch"].items():
+        if key == "text":
+            entries |= {("text", name): list(strings) for name, strings in value.items()}
+        elif key == "rewards":
+            entries |= {("rewards", name): tensor(numbers) for name, numbers in value.items()}
+        else:
+            entries[key] = tensor(value, DTYPES.get(key, torch.float32))
+    rows = len(next(iter(case["batch"].values())))
+    result = TensorDict({}, batch_size=[rows])
+    for key, value in entries.items():
+        if isinstance(value, list):
+            result.set_non_tensor(key, value)
+        else:
+            result.set(key, value)
+    return result
+
+
+def policy(case: dict[str, Any]) -> PolicyOutputs:
+    """Returns the head's outputs, each a leaf that asks for its gradient."""
+    return PolicyOutputs(**{name: tensor(value).requires_grad_() for name, value in case["policy"].items()})
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> None:
+    """Fails unless ``|got - expected| <= tolerance * (1 + |expected|)`` everywhere."""
+    off = (got.double() - expected.double()).abs() - tolerance * (1 + expected.double().abs())
+    assert bool((off <= 0).all()), f"{what}: got {got.tolist()}, expected {expected.tolist()}"
