@@ -1,0 +1,156 @@
+"""What a model folder must hold: a supported config, weights and a tokenizer that agree on the vocabulary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from titanrl.errors import ConfigError, suggest
+
+__all__ = ["ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "read_json"]
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""Families that TorchTitan's model and state-dict adapters cover here."""
+
+
+class ModelInfo(NamedTuple):
+    """What the files say, without loading a weight."""
+
+    path: Path
+    architecture: str
+    """One of ARCHITECTURES."""
+    vocab_size: int
+    """Rows of the embedding; at least the number of token ids."""
+    num_tokens: int
+    """Token ids that the tokenizer knows: largest id + 1."""
+    max_length: int
+    """Longest sequence the positions cover, tokens."""
+    is_tied: bool
+    """Whether the head is the embedding."""
+    has_chat_template: bool
+
+
+def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
+    """Returns the facts of a Hugging Face model folder, checked against each other; reads no weight.
+
+    Args:
+        called: what messages call the folder, where it lies in a scratch place for now.
+
+    Raises:
+        ConfigError: a missing folder or file, an unsupported architecture, a vocabulary that doesn't fit.
+    """
+    path = Path(path)
+    where = f"model folder '{called or path}'"
+    if not path.is_dir():
+        raise ConfigError(
+            f"{where} does not exist; get one with `titanrl model get smollm2-135m` or "
+            f"`titanrl model import PATH|HUB_ID|GGUF`."
+        )
+    config = read_json(path / "config.json", where)
+    (architecture, *_) = config.get("architectures") or ["none"]
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"{where}: architecture {architecture!r} is not supported{suggest(architecture, ARCHITECTURES)}; "
+            f"supported: {', '.join(ARCHITECTURES)}."
+        )
+    if config.get("quantization_config"):
+        raise ConfigError(f"{where} holds quantized weights; import its dense or GGUF original instead.")
+    if not (path / "tokenizer.json").is_file():
+        raise ConfigError(f"{where} has no tokenizer.json; make one with `titanrl model import`.")
+    vocab_size, num_tokens = int(config["vocab_size"]), _num_tokens(path / "tokenizer.json", where)
+    if num_tokens > vocab_size:
+        raise ConfigError(
+            f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding has "
+            f"{vocab_size} rows; use the tokenizer that the model was trained with."
+        )
+    rows = _embedding_rows(path, where)
+    if rows is not None and rows != vocab_size:
+        raise ConfigError(
+            f"{where} has the wrong vocabulary: config.json says vocab_size = {vocab_size}, the stored embedding "
+            f"has {rows} rows; restore the config.json that belongs to the weights."
+        )
+    return ModelInfo(
+        path=path,
+        architecture=architecture,
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        max_length=int(config["max_position_embeddings"]),
+        # Hugging Face's default is per family and both families here are untied unless they say so.
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        has_chat_template=_has_chat_template(path),
+    )
+
+
+def read_json(path: Path, where: str) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Raises:
+        ConfigError: the file is missing, or isn't a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{where} has no {path.name}; a Hugging Face model folder is needed.") from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: {path.name} is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: {path.name} must hold an object, got {type(value).__name__}.")
+    return value
+
+
+def _num_tokens(path: Path, where: str) -> int:
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"{where}: tokenizer.json can't be read: {error}.") from None
+    return max(vocabulary.values(), default=-1) + 1
+
+
+def _embedding_rows(path: Path, where: str) -> int | None:
+    """Rows of the stored embedding, from the safetensors header; None if the weights name none."""
+    from safetensors import SafetensorError, safe_open
+
+    name, index = "model.embed_tokens.weight", path / "model.safetensors.index.json"
+    if index.is_file():
+        file = read_json(index, where).get("weight_map", {}).get(name)
+        if file is None:
+            return None
+    elif (path / "model.safetensors").is_file():
+        file = "model.safetensors"
+    else:
+        raise ConfigError(f"{where} has no model.safetensors; make one with `titanrl model import`.")
+    try:
+        with safe_open(str(path / file), framework="numpy") as weights:
+            return int(weights.get_slice(name).get_shape()[0]) if name in weights.keys() else None  # noqa: SIM118
+    except (SafetensorError, FileNotFoundError) as error:
+        raise ConfigError(
+            f"{where}: {file} can't be read: {error}; import or download the model again."
+        ) from None
+
+
+def _has_chat_template(path: Path) -> bool:
+    if (path / "chat_template.jinja").is_file():
+        return True
+    config = path / "tokenizer_config.json"
+    return config.is_file() and bool(read_json(config, f"model folder '{path}'").get("chat_template"))
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yields an empty folder that becomes `target` when the block ends well, and vanishes when it doesn't."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield scratch
+        for path in [scratch, *scratch.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
