@@ -1,0 +1,46 @@
+"""GPG: group-centred rewards, scaled up by the share of rows that earned nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.scores import to_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "gpg")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPG:
+    """Returns scaled group-centred rewards on every trainable token, [N, L]; 0 where masked.
+
+        A_i = alpha (r_i - mean_g) / f_norm,   alpha = N / max(#{r != 0}, 1)
+
+    N counts the scored rows of the whole batch. Equal rewards in the group, a group of one, or an unscored
+    row (NaN): exactly 0.
+
+    Source: 2504.02546, section 3.
+    """
+
+    f_norm: float = 1.0
+    """Divisor of every advantage, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("reward",)
+    scope: ClassVar[Literal["group", "batch"]] = "batch"
+
+    def __post_init__(self) -> None:
+        check_range(self, "f_norm", "(0, inf)")
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        groups = GroupScores.of(batch["reward"], batch["group_id"])
+        rewarded = (groups.scored & (groups.score != 0)).sum().clamp_min(1)
+        alpha = groups.scored.sum().double() / rewarded
+        advantage = alpha * (groups.score - groups.mean()) / self.f_norm
+        return Advantages(to_tokens(torch.where(groups.comparable, advantage, 0.0), batch["loss_mask"]))

@@ -1,0 +1,71 @@
+"""GRPO: the score against its group's mean, in units of a standard deviation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.scores import row_score, to_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "grpo")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPO:
+    """Returns the group-relative advantage, the same on every trainable token of a row, [N, L].
+
+        A_i = (s_i - b_i) / (sd + eps)
+
+    b_i is the mean of the group or of its other rows; sd the deviation over the group, over all scored rows
+    of the batch, or over the other rows of the group; no division with std = "none" (Dr. GRPO). Groups are
+    rows of equal group_id, of any size, in any order. Equal scores in the group, a group of one, or an
+    unscored row (NaN): exactly 0, in float32 too. Leave-one-out with all other scores equal: no division.
+    Masked places get 0; a fully masked row still counts in its group.
+
+    Source: GRPO 2402.03300 section 4.1; Dr. GRPO 2503.20783. Elsewhere: eps 1e-4 (TRL), 1e-5 (AReaL),
+    1e-9 (OpenRLHF); population deviation (torchtitan); leave-one-out mean and deviation (NeMo-RL).
+    """
+
+    std: Literal["group", "batch", "leave_one_out", "none"] = "group"
+    """What the deviation is taken over; ``none``: no division."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """Mean of the group, or of the other rows of the group."""
+    unbiased: bool = True
+    """Whether variances divide by n - 1 instead of n."""
+    eps: float = 1e-6
+    """Added to the deviation, not under its root; >= 0."""
+    source: Literal["reward", "token_reward"] = "reward"
+    """Score of a row: its reward, or the sum of its token rewards, which holds the KL-in-reward."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "eps", "[0, inf)")
+
+    @property
+    def in_keys(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def scope(self) -> Literal["group", "batch"]:
+        return "batch" if self.std == "batch" else "group"
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        groups = GroupScores.of(row_score(batch, self.source), batch["group_id"])
+        baseline = groups.mean() if self.baseline == "mean" else groups.mean_of_others()
+        advantage = groups.score - baseline
+        if self.std == "group":
+            advantage = advantage / (groups.std(self.unbiased) + self.eps)
+        elif self.std == "batch":
+            whole = GroupScores.of(row_score(batch, self.source), torch.zeros_like(batch["group_id"]))
+            advantage = advantage / (whole.std(self.unbiased) + self.eps)
+        elif self.std == "leave_one_out":
+            others = groups.std_of_others(self.unbiased)
+            advantage = advantage / torch.where(others == 0, 1.0, others + self.eps)
+        return Advantages(to_tokens(torch.where(groups.comparable, advantage, 0.0), batch["loss_mask"]))

@@ -1,0 +1,45 @@
+"""MaxRL: group-centred rewards in units of the group's mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.scores import to_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "max_rl")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxRL:
+    """Returns mean-normalised rewards on every trainable token, [N, L]; 0 where masked.
+
+        A_i = (r_i - mean_g) / (mean_g + eps)
+
+    A mean of 0 or less, equal rewards in the group, a group of one, or an unscored row (NaN): exactly 0.
+
+    Source: 2602.02710. Meant for rewards >= 0; with 0/1 rewards it ascends the log of the pass rate.
+    """
+
+    eps: float = 0.0
+    """Added to the mean, >= 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("reward",)
+    scope: ClassVar[Literal["group", "batch"]] = "group"
+
+    def __post_init__(self) -> None:
+        check_range(self, "eps", "[0, inf)")
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        groups = GroupScores.of(batch["reward"], batch["group_id"])
+        mean = groups.mean()
+        valid = groups.comparable & (mean > 0)
+        advantage = (groups.score - mean) / torch.where(valid, mean + self.eps, 1.0)
+        return Advantages(to_tokens(torch.where(valid, advantage, 0.0), batch["loss_mask"]))

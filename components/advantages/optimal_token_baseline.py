@@ -1,0 +1,73 @@
+"""Optimal token baseline: reward-to-go against a mean weighted by the gradient's expected square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.groups import group_index, segment_sum
+from titanrl.ops.masked import where0
+from titanrl.ops.scores import scored_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "optimal_token_baseline")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimalTokenBaseline:
+    """Returns rewards-to-go less the variance-minimising baseline, and the rewards-to-go, [N, L]; 0 where masked.
+
+        G_t = sum of token_reward from t on,   w_t = 1 - 2 exp(l_old_t) + sum_pi_squared_t,   W_k = w_1 + ... + w_k
+        A_k = G_k - B_k,   B_k = sum_j G_jk W_jk / (sum_j W_jk + eps)
+
+    k counts a row's *trainable* tokens (in multi-turn rows absolute positions do not correspond), and the sum
+    runs over the rows of the group that have a k-th one. A group with fewer than two live rows: A = 0. A row
+    with a token reward of NaN is unscored: in no sum, and 0. Where eps is not 0, equal returns leave
+    G eps / (W + eps), not exactly 0.
+
+    Source: the optimal baseline for the policy gradient, per token: w_t is the square of the softmax's score,
+    expected under the policy.
+    """
+
+    zero_tail: bool = True
+    """Whether a strictly longest row has baseline 0 beyond the second longest, where it would meet only itself."""
+    eps: float = 1e-8
+    """Added to the sum of weights, >= 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
+    is_group_relative: ClassVar[bool] = False
+    scope: ClassVar[Literal["group", "batch"]] = "group"
+
+    def __post_init__(self) -> None:
+        check_range(self, "eps", "[0, inf)")
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        mask = scored_tokens(batch["token_reward"], batch["loss_mask"])
+        reward = where0(mask, batch["token_reward"]).double()
+        returns = reward.flip(-1).cumsum(-1).flip(-1)
+        score_square = (
+            1 - 2 * where0(mask, batch["old_logprob"]).double().exp() + where0(mask, batch["sum_pi_squared"])
+        )
+        weight = where0(mask, score_square).cumsum(-1)
+
+        index, num = group_index(batch["group_id"])
+        length = mask.shape[1]
+        # One segment for each (group, ordinal of the trainable token).
+        segment = index.unsqueeze(-1) * length + (mask.cumsum(-1) - 1).clamp_min(0)
+
+        def over_group(x: torch.Tensor) -> torch.Tensor:
+            sums = segment_sum(where0(mask, x).flatten(), segment.flatten(), num * length)
+            return sums[segment]
+
+        baseline = over_group(returns * weight) / (over_group(weight) + self.eps)
+        if self.zero_tail:
+            is_alone = over_group(torch.ones_like(weight)) == 1
+            baseline = torch.where(is_alone, 0.0, baseline)
+        live = segment_sum(mask.any(-1).double(), index, num)[index]
+        advantage = where0(mask & (live >= 2).unsqueeze(-1), returns - baseline)
+        return Advantages(advantage.float(), where0(mask, returns).float())

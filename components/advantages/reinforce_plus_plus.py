@@ -1,0 +1,50 @@
+"""REINFORCE++: discounted reward-to-go, whitened over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0, whiten
+from titanrl.ops.returns import reward_to_go
+from titanrl.ops.scores import scored_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "reinforce_plus_plus")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlus:
+    """Returns whitened rewards-to-go as advantage, and the rewards-to-go as returns, [N, L]; 0 where masked.
+
+        R_t = token_reward_t + gamma R_next(t),   A = (R - mean) / sqrt(var + 1e-8)
+
+    next(t) is the next *trainable* token: observations neither discount, nor reset, nor contribute. Mean and
+    unbiased variance are those of all trainable tokens of the batch; fewer than two, or all equal: 0. A row
+    with a token reward of NaN is unscored: in no statistic, and 0.
+
+    Source: 2501.03262, section 3. With whiten = false this is REINFORCE with reward-to-go.
+    """
+
+    gamma: float = 1.0
+    """Discount a trainable token, in [0, 1]."""
+    whiten: bool = True
+    """Whether advantages are brought to mean 0 and variance 1 over the batch."""
+    in_keys: ClassVar[tuple[str, ...]] = ("token_reward",)
+    is_group_relative: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_range(self, "gamma", "[0, 1]")
+
+    @property
+    def scope(self) -> Literal["group", "batch"]:
+        return "batch" if self.whiten else "group"
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        mask = scored_tokens(batch["token_reward"], batch["loss_mask"])
+        returns = reward_to_go(where0(mask, batch["token_reward"]), batch["loss_mask"], self.gamma)
+        return Advantages(whiten(returns, mask) if self.whiten else returns.clone(), returns)

@@ -1,0 +1,53 @@
+"""REINFORCE++-baseline: the score against its group's mean, whitened over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.masked import whiten
+from titanrl.ops.scores import row_score, to_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "reinforce_plus_plus_baseline")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlusBaseline:
+    """Returns whitened group-centred scores on every trainable token, [N, L]; 0 where masked.
+
+        A = W(s_i - mean_g),   W(x) = (x - mean) / sqrt(var + 1e-8)
+
+    W is taken over all trainable tokens of the batch, so long rows weigh more in its mean; rows without a
+    comparison (equal scores, a group of one) enter it as 0 and leave it as -mean / deviation. Fewer than two
+    tokens, or all equal: 0. An unscored row (NaN) is in no statistic and gets 0.
+
+    Source: 2501.03262, section 3. Elsewhere: population variance clamped at 1e-8 (OpenRLHF, NeMo-RL), which
+    makes every value sqrt(n / (n - 1)) larger.
+    """
+
+    whiten: bool = True
+    """Whether advantages are brought to mean 0 and variance 1 over the batch."""
+    source: Literal["reward", "token_reward"] = "reward"
+    """Score of a row: its reward, or the sum of its token rewards, which holds the KL-in-reward."""
+
+    @property
+    def in_keys(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def scope(self) -> Literal["group", "batch"]:
+        return "batch" if self.whiten else "group"
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        groups = GroupScores.of(row_score(batch, self.source), batch["group_id"])
+        centred = torch.where(groups.comparable, groups.score - groups.mean(), 0.0)
+        scored = batch["loss_mask"] & groups.scored.unsqueeze(-1)
+        advantage = to_tokens(centred, scored)
+        return Advantages(whiten(advantage, scored) if self.whiten else advantage)

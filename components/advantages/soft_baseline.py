@@ -1,0 +1,47 @@
+"""Soft baseline (A*-PO, Kimi): the reward against the group's soft maximum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.scores import to_tokens
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "soft_baseline")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftBaseline:
+    """Returns rewards less the group's soft value on every trainable token, [N, L]; 0 where masked.
+
+        A_i = r_i - tau log mean_g exp(r / tau)
+
+    By log-sum-exp, so no tau overflows. tau -> inf gives the group's mean, tau -> 0 its maximum. Equal
+    rewards in the group, a group of one, or an unscored row (NaN): exactly 0.
+
+    Source: A*-PO 2505.20686 eq. 4; Kimi k1.5 2501.12599 section 2.3.
+    """
+
+    tau: float = 1.0
+    """Temperature, in units of the reward, > 0."""
+    in_keys: ClassVar[tuple[str, ...]] = ("reward",)
+    scope: ClassVar[Literal["group", "batch"]] = "group"
+
+    def __post_init__(self) -> None:
+        check_range(self, "tau", "(0, inf)")
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        groups = GroupScores.of(batch["reward"], batch["group_id"])
+        below_best = torch.where(groups.scored, groups.score - groups.high, 0.0) / self.tau
+        # expm1 and log1p keep all digits of a large tau, where each exponential is near 1.
+        mean = groups.sum(torch.expm1(below_best)) / groups.count.clamp_min(1)
+        advantage = groups.score - (groups.high + self.tau * torch.log1p(mean))
+        return Advantages(to_tokens(torch.where(groups.comparable, advantage, 0.0), batch["loss_mask"]))

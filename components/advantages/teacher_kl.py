@@ -1,0 +1,45 @@
+"""On-policy distillation: the teacher's log-prob against the policy's, token by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import where0
+from titanrl.protocols import Advantages
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@register("advantage", "teacher_kl")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherKL:
+    """Returns the per-token reverse-KL reward, [N, L]; 0 where masked.
+
+        A_t = coefficient clip(teacher_logprob_t - old_logprob_t, -clip, clip)
+
+    No group and no reward is needed.
+
+    Source: on-policy distillation, 2306.13649 with reverse KL; as a reward in MiniLLM 2306.08543.
+    """
+
+    coefficient: float = 1.0
+    """Factor of every advantage."""
+    clip: float = math.inf
+    """Bound of the difference, nats, in (0, inf]."""
+    in_keys: ClassVar[tuple[str, ...]] = ("teacher_logprob", "old_logprob")
+    is_group_relative: ClassVar[bool] = False
+    scope: ClassVar[Literal["group", "batch"]] = "group"
+
+    def __post_init__(self) -> None:
+        check_range(self, "coefficient", "(-inf, inf)")
+        check_range(self, "clip", "(0, inf]")
+
+    def __call__(self, batch: TensorDict) -> Advantages:
+        mask = batch["loss_mask"]
+        difference = where0(mask, batch["teacher_logprob"]) - where0(mask, batch["old_logprob"])
+        return Advantages(self.coefficient * difference.clamp(-self.clip, self.clip))

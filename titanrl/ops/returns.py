@@ -1,0 +1,143 @@
+"""Sums along a row over its trainable tokens only: reward-to-go and generalised advantage estimation.
+
+Masked tokens between trainable ones (observations, tool answers) are skipped whole: they neither discount nor contribute.
+Everything here runs on the global batch on the CPU and carries no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Layout", "decayed_sum", "gae", "reward_to_go"]
+
+BLOCK = 32
+"""Tokens a block: inside a block the scan is one matrix product, and the blocks' heads are scanned the same way."""
+
+
+class Layout(NamedTuple):
+    """Rows of a batch without the masked tokens that stand between trainable ones. All float32."""
+
+    bits: torch.Tensor
+    """[N, L] int32, all ones where trainable and 0 elsewhere. `and` with it replaces garbage by 0 several times faster
+    than torch.where, which torch 2.13 does not vectorise on CPU."""
+    token: torch.Tensor | None
+    """[M] int64, flat position of each trainable token; None when no row has a hole and nothing has to move."""
+    slot: torch.Tensor | None
+    """[M] int64, its flat position among [N, L] when the trainable tokens of each row are moved to the left."""
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Layout:
+        """Returns the layout of loss_mask [N, L] bool."""
+        bits = mask.to(torch.int32).neg_()
+        runs = (mask[:, 1:] > mask[:, :-1]).count_nonzero() + mask[:, :1].count_nonzero()
+        # A branch on data, outside every compiled graph: most batches have no holes, and moving costs four times more.
+        if int(runs) == int(mask.view(torch.uint8).amax(-1).sum()):
+            return cls(bits, None, None)
+        lengths = mask.sum(-1, keepdim=True)
+        left = torch.arange(mask.shape[1], device=mask.device) < lengths
+        return cls(bits, _positions(mask), _positions(left))
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [N, L] the trainable values of ``x`` in order, exactly 0 around them."""
+        return self._move(x, self.token, self.slot)
+
+    def unpack(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [N, L] the packed ``x`` back in its places, exactly 0 where masked."""
+        return self._move(x, self.slot, self.token)
+
+    def _move(
+        self, x: torch.Tensor, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> torch.Tensor:
+        x = x.float()
+        if source is None or target is None:
+            return (x.contiguous().view(torch.int32) & self.bits).view(torch.float32)
+        values = x.flatten().index_select(0, source)
+        return torch.zeros(x.numel(), device=x.device).scatter_(0, target, values).view_as(x)
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    """Returns [M] int64 the flat positions where ``mask`` holds."""
+    flat = mask.flatten()
+    if flat.device.type != "cpu":
+        return flat.nonzero().squeeze(-1)
+    import numpy
+
+    return torch.from_numpy(numpy.flatnonzero(flat.numpy()))  # six times faster than torch 2.13's nonzero
+
+
+def decayed_sum(x: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
+    """Returns ``y`` with ``y[:, k] = x[:, k] + decay * y[:, k + 1]``, that is ``sum_(j>=k) decay^(j-k) x[:, j]``.
+
+    Args:
+        x: [N, L] float, all finite. decay: one number, or [N] float64 one a row; in [0, 1].
+    """
+    rows, length = x.shape
+    num_blocks = max(1, -(-length // BLOCK))
+    if num_blocks * BLOCK != length:
+        x = torch.nn.functional.pad(x, (0, num_blocks * BLOCK - length))
+    kernel, distance = _weights(decay, x.dtype)
+    blocks = x.reshape(rows, num_blocks, BLOCK) @ kernel
+    if num_blocks > 1:
+        heads = decayed_sum(blocks[..., 0], decay**BLOCK)
+        following = torch.nn.functional.pad(heads[:, 1:], (0, 1)).unsqueeze(-1)
+        blocks.addcmul_(following, distance)
+    return blocks.view(rows, num_blocks * BLOCK)[:, :length]
+
+
+def _weights(decay: float | torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what takes a block to its own sums [.., B, B], and the next block's head to the block [.., B]."""
+    if isinstance(decay, torch.Tensor):
+        return _powers(decay.double().view(-1, 1, 1), dtype)
+    return _cached_powers(float(decay), dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_powers(decay: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return _powers(torch.tensor(decay, dtype=torch.float64), dtype)
+
+
+def _powers(decay: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    # In float64: powers of a rounded decay would be wrong in the sixth digit.
+    steps = torch.arange(BLOCK, device=decay.device)
+    lag = steps.unsqueeze(-1) - steps
+    kernel = torch.where(lag < 0, 0.0, decay ** lag.clamp_min(0))
+    return kernel.to(dtype), (decay ** (BLOCK - steps)).to(dtype)
+
+
+def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
+    """Returns [N, L] float32 ``R_t = token_reward_t + gamma * R_next(t)``, next(t) the next trainable token.
+
+    Masked places of ``token_reward`` are not read; those of the result are exactly 0.
+    """
+    layout = Layout.of(mask)
+    return layout.unpack(decayed_sum(layout.pack(token_reward), gamma))
+
+
+def gae(
+    token_reward: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    gamma: float,
+    lam: float | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns generalised advantages and their returns, each [N, L] float32, exactly 0 where masked.
+
+    Over the trainable tokens of a row, with ``V_(n+1) = 0`` (add gamma * V_(n+1) to the last reward to bootstrap):
+    ``delta_k = r_k + gamma V_(k+1) - V_k``, ``A_k = delta_k + gamma lam A_(k+1)``, ``R_k = A_k + V_k``.
+    Computed by one scan of ``S_k = (1 - lam) V_k + lam R_k``, which gives ``R_k = r_k + gamma S_(k+1)``: the same numbers,
+    with less to round than in a sum of delta.
+
+    Args:
+        token_reward, value: [N, L] float, masked places undefined. layout: Layout.of(loss_mask).
+        gamma: discount. lam: one number, or [N] float64 one a row; both in [0, 1].
+
+    Source: Schulman et al., arXiv 1506.02438, equations 11-16.
+    """
+    returns, value = layout.pack(token_reward), layout.pack(value)
+    weight = lam.to(value.dtype).unsqueeze(-1) if isinstance(lam, torch.Tensor) else lam
+    mixed = decayed_sum(torch.lerp(value, returns, weight), gamma * lam)
+    returns[:, :-1].add_(mixed[:, 1:], alpha=gamma)
+    return layout.unpack(returns - value), layout.unpack(returns)

@@ -1,0 +1,36 @@
+"""Between a row's one number and its tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from titanrl.ops.masked import masked_sum, where0
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["row_score", "scored_tokens", "to_tokens"]
+
+
+def row_score(batch: TensorDict, source: Literal["reward", "token_reward"]) -> torch.Tensor:
+    """Returns [N] each row's score, NaN when unscored: its reward, or the sum of its token rewards (float64).
+
+    Args:
+        batch: with ``reward`` [N], or ``token_reward`` and ``loss_mask`` [N, L].
+    """
+    if source == "reward":
+        return batch["reward"]
+    return masked_sum(batch["token_reward"].double(), batch["loss_mask"], -1)
+
+
+def to_tokens(row: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L] float32 ``row`` [N] on every trainable token, 0 elsewhere; its own memory, safe to write to."""
+    return where0(loss_mask, row.float().unsqueeze(-1)).contiguous()
+
+
+def scored_tokens(token_reward: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L] bool: loss_mask without the rows that are unscored, i.e. have a trainable token reward of NaN."""
+    unscored = where0(loss_mask, token_reward).isnan().any(-1, keepdim=True)
+    return loss_mask & ~unscored
