@@ -33,14 +33,15 @@ class KLTerm:
     """Where the term goes: into the loss with a gradient, or into token_reward or advantage without."""
     coefficient: float | None = None
     """beta as a constant, >= 0; either this or a controller."""
-    controller: Annotated[KLController, Component("kl_controller")] | None = None
-    """beta as a schedule; either this or a coefficient."""
+    controller: Annotated[KLController, Component("kl_controller")] = None  # type: ignore[assignment]
+    """beta as a schedule; either this or a coefficient, which becomes a fixed one."""
     importance_weight: bool = False
     """Whether k is multiplied by rho = exp(l - l_old): unbiased off-policy; only in the loss."""
 
     def __post_init__(self) -> None:
-        if (self.coefficient is None) == (self.controller is None):
-            got = "neither" if self.controller is None else "both"
+        has_controller: bool = self.controller is not None
+        if (self.coefficient is not None) == has_controller:
+            got = "both" if has_controller else "neither"
             raise ValueError(f"coefficient or a controller table is needed, got {got}; give exactly one.")
         if self.coefficient is not None:
             fixed = build("kl_controller", {"name": "fixed", "coefficient": self.coefficient})

@@ -51,7 +51,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """
     if kind not in _classes:
         raise ValueError(
-            f"unknown component kind {kind!r}{suggest(kind, FOLDERS)}; kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{suggest(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
         )
 
     def decorate(cls: type[T]) -> type[T]:
@@ -81,7 +81,7 @@ def load(kind: str) -> None:
     """Imports every built-in component file of ``kind``, and once those of installed packages."""
     if kind not in FOLDERS:
         raise ConfigError(
-            f"unknown component kind {kind!r}{suggest(kind, FOLDERS)}; kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{suggest(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
         )
     if kind not in _loaded:
         _loaded.add(kind)
@@ -112,7 +112,7 @@ def component_class(kind: str, name: str) -> type:
     except (KeyError, TypeError):
         known = names(kind)
         raise ConfigError(
-            f"unknown {kind} {name!r}{suggest(str(name), known)} Known: {', '.join(known) or 'none'}."
+            f"unknown {kind} {name!r}{suggest(str(name), known) or ';'} known: {', '.join(known) or 'none'}."
         ) from None
 
 

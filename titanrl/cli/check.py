@@ -1,0 +1,78 @@
+"""``titanrl check`` and ``titanrl show``: what is wrong with experiment files, and what they come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from titanrl.cli.train import SET
+from titanrl.config import dumps, load
+from titanrl.errors import ConfigError
+from titanrl.lazy import lazy_torch
+from titanrl.schema import STAGES, key_name
+from titanrl.verify import verify
+
+__all__ = ["check", "show"]
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Experiment files (TOML).", show_default=False)],
+    overrides: SET = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
+) -> None:
+    """Find every mistake of experiment files without loading a model."""
+    lazy_torch()
+    failed = False
+    for file in files:
+        try:
+            experiment = load(file, overrides or [])
+            if problems := verify(experiment, nproc):
+                raise ConfigError(problems, file=str(file))
+        except ConfigError as error:
+            failed = True
+            typer.secho(str(error), fg="red", err=True)
+        else:
+            typer.secho(f"{file}: right", fg="green")
+    if failed:
+        raise typer.Exit(2)
+
+
+def show(
+    file: Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)] = None,
+    overrides: SET = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of experiment files.")
+    ] = False,
+) -> None:
+    """Print the resolved file, and which stage reads and writes which keys of the batch."""
+    lazy_torch()
+    if schema:
+        from titanrl.config.json_schema import file_schema
+
+        typer.echo(json.dumps(file_schema(), indent=2))
+        return
+    if file is None:
+        raise ConfigError("titanrl show needs an experiment file, or --schema.")
+    experiment = load(file, overrides or [])
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(dumps(experiment), "toml", background_color="default"))
+    else:
+        typer.echo(dumps(experiment))
+    table = Table("stage", "actor", "reads", "writes", title="Dataflow of a step")
+    flow = experiment.flows()
+    for stage in STAGES:
+        for actor in (each for each in flow if each.stage == stage):
+            reads, writes = (", ".join(map(key_name, keys)) for keys in (actor.reads, actor.writes))
+            table.add_row(stage, actor.actor, reads, writes)
+        table.add_section()
+    console.print(table)
+    keys, on_policy = experiment.scored_keys()
+    passes = ", ".join(sorted(keys)) or "none"
+    console.print(f"Scoring passes of models: {passes}." + (" The update is on-policy." if on_policy else ""))

@@ -1,0 +1,81 @@
+"""What only the machine knows: is the model there and long enough, are packages installed, do ranks fit."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from titanrl.config.experiment import Experiment
+from titanrl.errors import ConfigError, Problem
+from titanrl.registry import name_of
+
+__all__ = ["verify"]
+
+
+def verify(experiment: Experiment, world_size: int | None = None) -> list[Problem]:
+    """Returns what keeps a right experiment from running here.
+
+    Args:
+        world_size: processes that will run it; None: not known yet.
+    """
+    problems = [*_models(experiment), *_packages(experiment)]
+    if world_size is not None:
+        problems += _ranks(experiment, world_size)
+    return problems
+
+
+def _models(experiment: Experiment) -> list[Problem]:
+    from titanrl.models import inspect
+
+    folders = {"model": experiment.model.path}
+    if experiment.reference is not None and experiment.reference.path is not None:
+        folders["reference"] = experiment.reference.path
+    problems, infos = [], {}
+    for table, path in folders.items():
+        try:
+            infos[table] = inspect(path)
+        except ConfigError as error:
+            problems += [Problem(table, f"must be a model folder: {error}", "path")]
+    training = experiment.training
+    for table, info in infos.items():
+        if training.seq_len > info.max_length:
+            text = f"must be <= {info.max_length}, the context of {info.path}, got {training.seq_len}."
+            problems.append(Problem("training", text, "seq_len"))
+        if info.vocab_size != infos.get("model", info).vocab_size:
+            text = f"must have the model's {infos['model'].vocab_size} token ids, got {info.vocab_size}."
+            problems.append(Problem(table, text, "path"))
+    return problems
+
+
+def _packages(experiment: Experiment) -> list[Problem]:
+    parts = {"sampler": experiment.sampler, "prompts": experiment.prompts}
+    parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
+    if experiment.evaluation is not None:
+        parts["evaluation.prompts"] = experiment.evaluation.prompts
+    return [
+        Problem(
+            table,
+            f"must be installed for {name_of(part)!r}: the package {package!r} is missing"
+            + ("; install it, or use name = 'torch'." if table == "sampler" else "; install it."),
+            "name",
+        )
+        for table, part in parts.items()
+        for package in getattr(type(part), "requires", ())
+        if importlib.util.find_spec(package) is None
+    ]
+
+
+def _ranks(experiment: Experiment, world_size: int) -> list[Problem]:
+    loop, mesh = experiment.loop, experiment.parallelism
+    fixed = mesh.data_parallel_replicate_degree * mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree
+    shard = mesh.data_parallel_shard_degree
+    if (shard == -1 and world_size % fixed) or (shard != -1 and fixed * shard != world_size):
+        text = f"must multiply to the {world_size} processes, got {fixed} x {shard} (shard); change --nproc."
+        return [Problem("parallelism", f"degrees {text}")]
+    ranks = world_size // (mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree)
+    if loop.prompts_per_step % (loop.minibatches * ranks):
+        text = (
+            f"must be a multiple of minibatches ({loop.minibatches}) times data-parallel ranks ({ranks}), "
+            f"got {loop.prompts_per_step}; groups are never split."
+        )
+        return [Problem("loop", text, "prompts_per_step")]
+    return []
