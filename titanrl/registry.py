@@ -1,4 +1,4 @@
-"""Names -> component classes. A component registers itself when its file is imported; files are found by folder."""
+"""Names -> component classes. A component registers itself on import; files are found by folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import TypeVar
-
-from pydantic import ConfigDict
 
 from titanrl.errors import ConfigError, suggest
 
@@ -63,8 +61,6 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             owner = f"{taken.__module__}.{taken.__qualname__}"
             raise ValueError(f"{kind} {name!r} is already registered by {owner}; choose another name.")
-        # Pydantic reads this when it decodes a TOML table into the class: no extra keys, no silent conversions.
-        cls.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[attr-defined]
         _classes[kind][name] = cls
         _identity[cls] = (kind, name)
         return cls
@@ -91,7 +87,13 @@ def load(kind: str) -> None:
     if ENTRY_POINTS not in _loaded:
         _loaded.add(ENTRY_POINTS)
         for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-            entry_point.load()
+            try:
+                entry_point.load()
+            except Exception as error:  # Whatever a foreign package raises, the user must learn which it was.
+                raise ConfigError(
+                    f"entry point {entry_point.name!r} ({entry_point.value}) failed with "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package."
+                ) from error
 
 
 def names(kind: str) -> list[str]:

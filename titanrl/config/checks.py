@@ -47,12 +47,13 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
 
 
 def _group_size(algorithm: Algorithm, loop: Loop) -> list[Problem]:
-    least = getattr(type(algorithm.advantage), "min_group_size", 1)
-    if loop.samples_per_prompt >= least:
+    advantage = algorithm.advantage
+    is_relative = advantage is not None and getattr(type(advantage), "is_group_relative", True)
+    if not is_relative or loop.samples_per_prompt >= 2:
         return []
     text = (
-        f"must be >= {least} for {label(algorithm.advantage)}, got {loop.samples_per_prompt}; "
-        "it compares the answers to one prompt."
+        f"must be >= 2 for {label(advantage)}, got {loop.samples_per_prompt}; it compares the answers to one "
+        "prompt (a class that does not declares is_group_relative = False)."
     )
     return [Problem("loop", text, "samples_per_prompt")]
 

@@ -26,6 +26,7 @@ def file_schema() -> Schema:
     schema = _table(Experiment)
     strings = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     schema["properties"]["base"] = {**strings, "description": "Files to build on, relative to this one."}
+    schema["properties"]["imports"] |= strings
     schema["properties"]["drop"] = {
         **strings,
         "description": "Keys or tables of the base files to leave out.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -136,8 +137,11 @@ def parse_value(text: str) -> Any:
     """Returns a command-line value: what TOML makes of it, Python's True and False, else the text itself."""
     if text in ("True", "False"):
         return text == "True"
+    if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
+        return float(text)  # TOML wants a digit on both sides of the point, fingers don't.
     try:
-        return tomli.loads(f"value = {text}")["value"]
+        table = tomli.loads(f"value = {text}")
+        return table["value"] if len(table) == 1 else text
     except tomli.TOMLDecodeError:
         if text[0] in "[{\"'":
             raise ConfigError(

@@ -1,0 +1,169 @@
+"""Base files, dropped keys and overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.config.conftest import EXPERIMENT, Write
+from titanrl.config import load
+from titanrl.config.load import read
+from titanrl.config.merge import Layers, parse_value
+from titanrl.errors import ConfigError
+from titanrl.registry import name_of
+
+
+def merged(*tables: dict[str, Any]) -> dict[str, Any]:
+    layers = Layers(("run",))
+    for i, table in enumerate(tables):
+        layers.add(table, f"file{i}")
+    return layers.table
+
+
+def test_tables_merge_deeply_and_values_are_replaced() -> None:
+    assert merged({"a": {"x": 1, "b": {"y": 2, "z": 3}}}, {"a": {"b": {"y": 5}}, "c": {"d": 1}}) == {
+        "a": {"x": 1, "b": {"y": 5, "z": 3}},
+        "c": {"d": 1},
+    }
+
+
+def test_arrays_are_replaced_whole() -> None:
+    assert merged({"r": [{"name": "a"}, {"name": "b"}]}, {"r": [{"name": "c"}]}) == {"r": [{"name": "c"}]}
+
+
+def test_new_name_drops_the_old_components_keys_and_the_same_name_keeps_them() -> None:
+    base = {"loss": {"name": "a", "x": 1, "inner": {"y": 2}}}
+    assert merged(base, {"loss": {"name": "b", "z": 3}}) == {"loss": {"name": "b", "z": 3}}
+    assert merged(base, {"loss": {"name": "a", "z": 3}})["loss"] == {**base["loss"], "z": 3}
+    assert merged(base, {"loss": {"z": 3}})["loss"] == {**base["loss"], "z": 3}
+
+
+def test_name_of_a_plain_table_drops_nothing() -> None:
+    assert merged({"run": {"name": "a", "seed": 1}}, {"run": {"name": "b"}}) == {
+        "run": {"name": "b", "seed": 1}
+    }
+
+
+def test_layers_never_share_values_with_their_sources() -> None:
+    base = {"r": [{"name": "a"}]}
+    layers = Layers()
+    layers.add(base, "file")
+    layers.set("r.0.name=b")
+    assert base == {"r": [{"name": "a"}]}
+
+
+def test_base_files_are_found_from_the_file_that_names_them(write: Write) -> None:
+    write(EXPERIMENT, "base/whole.toml")
+    write('base = "whole.toml"\n[loop]\nsteps = 5\nepochs = 2\n', "base/longer.toml")
+    child = write(
+        'base = "base/longer.toml"\n[loop]\nepochs = 3\n[algorithm.loss]\nname = "lab_other_loss"\n'
+    )
+    experiment = load(child)
+    assert (experiment.loop.steps, experiment.loop.epochs, experiment.loop.prompts_per_step) == (5, 3, 8)
+    assert name_of(experiment.algorithm.loss) == "lab_other_loss"
+
+
+def test_later_bases_lie_over_earlier_ones(write: Write) -> None:
+    write(EXPERIMENT, "whole.toml")
+    write("[loop]\nsteps = 7\nepochs = 2", "one.toml")
+    write("[loop]\nsteps = 9", "two.toml")
+    loop = load(write('base = ["whole.toml", "one.toml", "two.toml"]')).loop
+    assert (loop.steps, loop.epochs) == (9, 2)
+
+
+def test_drop_removes_tables_and_keys_of_the_base(write: Write) -> None:
+    write(EXPERIMENT, "whole.toml")
+    experiment = load(
+        write('base = "whole.toml"\ndrop = ["algorithm.kl", "reference", "algorithm.loss.clip_low"]')
+    )
+    assert experiment.algorithm.kl is None
+    assert experiment.reference is None
+    assert experiment.algorithm.loss.clip_low == 0.2  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="algorithm.kll is not there to be dropped; did you mean 'kl'?"):
+        load(write('base = "whole.toml"\ndrop = "algorithm.kll"'))
+
+
+def test_base_that_leads_in_a_circle_or_nowhere_is_refused(write: Write, tmp_path: Path) -> None:
+    write('base = "two.toml"', "one.toml")
+    write('base = "one.toml"', "two.toml")
+    with pytest.raises(ConfigError, match="base leads in a circle"):
+        load(tmp_path / "one.toml")
+    with pytest.raises(ConfigError, match="no such file: .*thre.toml"):
+        load(write('base = "thre.toml"'))
+    with pytest.raises(ConfigError, match="base must be a string or an array of strings, got 3"):
+        load(write("base = 3"))
+
+
+def test_mistake_names_the_file_that_holds_it(write: Write) -> None:
+    base = write(EXPERIMENT.replace("clip_low = 0.1", "clip_low = 7.5"), "base.toml")
+    with pytest.raises(ConfigError) as caught:
+        load(write('base = "base.toml"\n[loop]\nsteps = -1'), ["optimizer.lr=fast"])
+    report = str(caught.value)
+    assert f"clip_low must be in (0, 1), got 7.5. (from {base})" in report
+    assert "steps must be in [1, inf), got -1.\n" in report
+    assert "lr must be a number, got 'fast'. (from --set)" in report
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("3", 3),
+        ("-.5", -0.5),
+        ("5.", 5.0),
+        ("v1.5", "v1.5"),
+        ("inf", float("inf")),
+        ("true", True),
+        ("false", False),
+        ("True", True),
+        ("False", False),
+        ("ppo_clip", "ppo_clip"),
+        ("models/one:two", "models/one:two"),
+        ('"3"', "3"),
+        ("[1, 2]", [1, 2]),
+        ("{a = 'b:c', d = 1e-6}", {"a": "b:c", "d": 1e-6}),
+        ("1\nother = 2", "1\nother = 2"),
+        ("none", "none"),
+    ],
+)
+def test_override_values_are_toml_and_bare_words_are_strings(text: str, value: object) -> None:
+    got = parse_value(text)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_overrides_reach_into_arrays_by_index(write: Write) -> None:
+    experiment = load(write(), ["reward.0.weight=0.5"])
+    assert experiment.reward[0].weight == 0.5
+
+
+def test_override_of_a_name_comes_first_and_drops_the_old_keys(write: Write) -> None:
+    table = read(write(), ["algorithm.loss.tau=3", "algorithm.loss.name=lab_other_loss"]).table
+    assert table["algorithm"]["loss"] == {"name": "lab_other_loss", "tau": 3}
+
+
+def test_override_makes_tables_and_an_empty_value_removes_them(write: Write) -> None:
+    assert load(write(), ["compile.enable=true"]).compile.enable is True
+    experiment = load(write(), ["algorithm.kl=", "reference="])
+    assert experiment.algorithm.kl is None
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("loop.steps", "must look like a.b.c=value, got 'loop.steps'"),
+        ("=3", "must look like a.b.c=value"),
+        ("loop..steps=3", "must look like a.b.c=value"),
+        ("reward.1.weight=2", "must name an entry of the array, got '1'; there are 0 to 0"),
+        ("reward.x.weight=2", "must name an entry of the array, got 'x'"),
+        ("loop.steps.more=2", "leads through loop.steps, which is 2 and no table"),
+        ("loop.stops=", "is not there to be dropped; did you mean 'steps'?"),
+        ("sampler.stop=[1", "must be a TOML value, got '[1'"),
+    ],
+)
+def test_override_without_a_place_is_refused(write: Write, assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(), [assignment])
+    assert message in str(caught.value)
