@@ -28,7 +28,7 @@ class EMABaseline:
     first; n counts the agent's scored rows here, so the result does not depend on the order of rows. An
     unscored row (NaN) is left out and gets 0. Stateful: each call moves b, which is part of every checkpoint.
 
-    Source: 2506.24119, section 3.
+    Source: 2506.24119.
     """
 
     decay: float = 0.95

@@ -29,7 +29,7 @@ class GDPO:
     batch; fewer than two, or all equal: 0. A row with any of the rewards NaN is unscored: in no statistic,
     and 0.
 
-    Source: 2601.05242, section 3.
+    Source: 2601.05242.
     """
 
     rewards: tuple[str, ...]

@@ -27,7 +27,7 @@ class GPG:
     N counts the scored rows of the whole batch. Equal rewards in the group, a group of one, or an unscored
     row (NaN): exactly 0.
 
-    Source: 2504.02546, section 3.
+    Source: 2504.02546.
     """
 
     f_norm: float = 1.0

@@ -23,9 +23,10 @@ class OPO:
 
         A_i = r_i - sum_g T_j r_j / sum_g T_j,   T_j the trainable tokens of row j
 
-    No trainable token in the group, equal rewards, a group of one, or an unscored row (NaN): exactly 0. Masked places get 0.
+    No trainable token in the group, equal rewards, a group of one, or an unscored row (NaN): exactly 0.
+    Masked places get 0.
 
-    Source: 2505.23585, section 3: gradient norms are taken as proportional to length. Meant for exactly
+    Source: 2505.23585: gradient norms are taken as proportional to length. Meant for exactly
     on-policy training.
     """
 

@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 @register("advantage", "optimal_token_baseline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimalTokenBaseline:
-    """Returns rewards-to-go less the variance-minimising baseline, and the rewards-to-go, [N, L]; 0 where masked.
+    """Returns rewards-to-go less the variance-minimising baseline, and the rewards-to-go, [N, L].
 
-        G_t = sum of token_reward from t on,   w_t = 1 - 2 exp(l_old_t) + sum_pi_squared_t,   W_k = w_1 + ... + w_k
+        G_t = sum of token_reward from t on
+        w_t = 1 - 2 exp(l_old_t) + sum_pi_squared_t,   W_k = w_1 + ... + w_k
         A_k = G_k - B_k,   B_k = sum_j G_jk W_jk / (sum_j W_jk + eps)
 
     k counts a row's *trainable* tokens (in multi-turn rows absolute positions do not correspond), and the sum
     runs over the rows of the group that have a k-th one. A group with fewer than two live rows: A = 0. A row
     with a token reward of NaN is unscored: in no sum, and 0. Where eps is not 0, equal returns leave
-    G eps / (W + eps), not exactly 0.
+    G eps / (W + eps), not exactly 0. Masked places get 0.
 
     Source: the optimal baseline for the policy gradient, per token: w_t is the square of the softmax's score,
     expected under the policy.
     """
 
     zero_tail: bool = True
-    """Whether a strictly longest row has baseline 0 beyond the second longest, where it would meet only itself."""
+    """Whether a strictly longest row has baseline 0 beyond the second longest, where it meets only itself."""
     eps: float = 1e-8
     """Added to the sum of weights, >= 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
@@ -50,9 +51,8 @@ class OptimalTokenBaseline:
         mask = scored_tokens(batch["token_reward"], batch["loss_mask"])
         reward = where0(mask, batch["token_reward"]).double()
         returns = reward.flip(-1).cumsum(-1).flip(-1)
-        score_square = (
-            1 - 2 * where0(mask, batch["old_logprob"]).double().exp() + where0(mask, batch["sum_pi_squared"])
-        )
+        probability = where0(mask, batch["old_logprob"]).double().exp()
+        score_square = 1 - 2 * probability + where0(mask, batch["sum_pi_squared"])
         weight = where0(mask, score_square).cumsum(-1)
 
         index, num = group_index(batch["group_id"])

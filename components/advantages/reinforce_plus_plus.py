@@ -27,7 +27,7 @@ class ReinforcePlusPlus:
     unbiased variance are those of all trainable tokens of the batch; fewer than two, or all equal: 0. A row
     with a token reward of NaN is unscored: in no statistic, and 0.
 
-    Source: 2501.03262, section 3. With whiten = false this is REINFORCE with reward-to-go.
+    Source: 2501.03262. With whiten = false this is REINFORCE with reward-to-go.
     """
 
     gamma: float = 1.0

@@ -28,7 +28,7 @@ class ReinforcePlusPlusBaseline:
     comparison (equal scores, a group of one) enter it as 0 and leave it as -mean / deviation. Fewer than two
     tokens, or all equal: 0. An unscored row (NaN) is in no statistic and gets 0.
 
-    Source: 2501.03262, section 3. Elsewhere: population variance clamped at 1e-8 (OpenRLHF, NeMo-RL), which
+    Source: 2501.03262. Elsewhere: population variance clamped at 1e-8 (OpenRLHF, NeMo-RL), which
     makes every value sqrt(n / (n - 1)) larger.
     """
 

@@ -24,7 +24,7 @@ class ReMax:
 
     A row with a token reward or baseline of NaN is unscored and gets 0.
 
-    Source: 2310.10505, algorithm 1.
+    Source: 2310.10505.
     """
 
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "baseline_reward")

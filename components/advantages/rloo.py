@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 @register("advantage", "rloo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO:
-    """Returns the leave-one-out advantage, the same on every trainable token of a row, [N, L]; 0 where masked.
+    """Returns the leave-one-out advantage, the same on every trainable token of a row, [N, L].
 
         A_i = s_i - mean(s_j, j != i in the group)  =  G / (G - 1) (s_i - mean_g)
 
-    Equal scores in the group, a group of one, or an unscored row (NaN): exactly 0.
+    Equal scores in the group, a group of one, or an unscored row (NaN): exactly 0. Masked places get 0.
 
-    Source: 2402.14740, section 3.
+    Source: 2402.14740.
     """
 
     source: Literal["reward", "token_reward"] = "reward"

@@ -27,7 +27,7 @@ class SoftBaseline:
     By log-sum-exp, so no tau overflows. tau -> inf gives the group's mean, tau -> 0 its maximum. Equal
     rewards in the group, a group of one, or an unscored row (NaN): exactly 0.
 
-    Source: A*-PO 2505.20686 eq. 4; Kimi k1.5 2501.12599 section 2.3.
+    Source: A*-PO 2505.20686; Kimi k1.5 2501.12599.
     """
 
     tau: float = 1.0

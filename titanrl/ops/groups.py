@@ -57,8 +57,11 @@ class GroupScores:
 
     @property
     def comparable(self) -> torch.Tensor:
-        """[N] bool: scored, and its group's scores differ. Decided by max > min: float32 means of equal numbers do not
-        equal them, and a tolerance would erase small true spreads. A group of one is never comparable."""
+        """[N] bool: the row is scored and its group's scores differ; never true in a group of one.
+
+        Decided by max > min: a mean of equal floats need not equal them, and a tolerance would erase small
+        true spreads.
+        """
         return self.scored & (self.high > self.low)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,12 +82,12 @@ class GroupScores:
         return (self.sum(self.score) - self.score) / (self.count - 1).clamp_min(1)
 
     def std_of_others(self, unbiased: bool = True) -> torch.Tensor:
-        """Returns [N] the standard deviation of the other rows of the group; exactly 0 when they are all equal."""
+        """Returns [N] the standard deviation of the group's other rows; exactly 0 when they are all equal."""
         deviation = self.score - self.mean()
         squares = self.sum(deviation.square()) - deviation.square() * self.count / (self.count - 1).clamp_min(
             1
         )
-        # That difference cancels for a row that holds nearly all of the spread: sum such a group again without the row.
+        # That difference cancels for a row that holds nearly all of the spread: sum again without that row.
         farthest = self.first_of(deviation.abs())
         centre = self.sum(torch.where(farthest, 0.0, self.score)) / (self.count - 1).clamp_min(1)
         again = self.sum(torch.where(farthest, 0.0, (self.score - centre).square()))
@@ -93,7 +96,7 @@ class GroupScores:
         return torch.where(self._others_equal(), 0.0, variance.sqrt())
 
     def first_of(self, key: torch.Tensor) -> torch.Tensor:
-        """Returns [N] bool, true for one scored row a group: that of the greatest ``key`` [N], the first among ties."""
+        """Returns [N] bool, true for the first scored row of each group with the greatest ``key`` [N]."""
         key = torch.where(self.scored, key.double(), -torch.inf)
         best = key.new_full((self.num,), -torch.inf).scatter_reduce_(0, self.index, key, "amax")
         rows = torch.arange(key.numel(), device=key.device)

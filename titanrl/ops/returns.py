@@ -1,7 +1,7 @@
 """Sums along a row over its trainable tokens only: reward-to-go and generalised advantage estimation.
 
-Masked tokens between trainable ones (observations, tool answers) are skipped whole: they neither discount nor contribute.
-Everything here runs on the global batch on the CPU and carries no gradient.
+Masked tokens between trainable ones (observations, tool answers) are skipped whole: they neither discount nor
+contribute. Everything here runs on the global batch on the CPU and carries no gradient.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch
 __all__ = ["Layout", "decayed_sum", "gae", "reward_to_go"]
 
 BLOCK = 32
-"""Tokens a block: inside a block the scan is one matrix product, and the blocks' heads are scanned the same way."""
+"""Tokens a block: a block's scan is one matrix product, and the blocks' heads are scanned the same way."""
 
 
 class Layout(NamedTuple):
     """Rows of a batch without the masked tokens that stand between trainable ones. All float32."""
 
     bits: torch.Tensor
-    """[N, L] int32, all ones where trainable and 0 elsewhere. `and` with it replaces garbage by 0 several times faster
+    """[N, L] int32, all ones where trainable, else 0. `and` with it replaces garbage by 0 many times faster
     than torch.where, which torch 2.13 does not vectorise on CPU."""
     token: torch.Tensor | None
-    """[M] int64, flat position of each trainable token; None when no row has a hole and nothing has to move."""
+    """[M] int64, flat position of each trainable token; None: no row has a hole, so nothing moves."""
     slot: torch.Tensor | None
-    """[M] int64, its flat position among [N, L] when the trainable tokens of each row are moved to the left."""
+    """[M] int64, its flat position among [N, L] when the trainable tokens of a row move to the left."""
 
     @classmethod
     def of(cls, mask: torch.Tensor) -> Layout:
         """Returns the layout of loss_mask [N, L] bool."""
         bits = mask.to(torch.int32).neg_()
         runs = (mask[:, 1:] > mask[:, :-1]).count_nonzero() + mask[:, :1].count_nonzero()
-        # A branch on data, outside every compiled graph: most batches have no holes, and moving costs four times more.
+        # A branch on data, outside every compiled graph: most batches have no holes, and moving is slow.
         if int(runs) == int(mask.view(torch.uint8).amax(-1).sum()):
             return cls(bits, None, None)
         lengths = mask.sum(-1, keepdim=True)
@@ -69,7 +69,7 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
 
 
 def decayed_sum(x: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
-    """Returns ``y`` with ``y[:, k] = x[:, k] + decay * y[:, k + 1]``, that is ``sum_(j>=k) decay^(j-k) x[:, j]``.
+    """Returns [N, L] ``y_k = x_k + decay * y_(k+1)``, that is ``sum_(j>=k) decay^(j-k) x_j``.
 
     Args:
         x: [N, L] float, all finite. decay: one number, or [N] float64 one a row; in [0, 1].
@@ -88,7 +88,7 @@ def decayed_sum(x: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
 
 
 def _weights(decay: float | torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what takes a block to its own sums [.., B, B], and the next block's head to the block [.., B]."""
+    """Returns what takes a block to its sums [.., B, B], and the next block's head to the block [.., B]."""
     if isinstance(decay, torch.Tensor):
         return _powers(decay.double().view(-1, 1, 1), dtype)
     return _cached_powers(float(decay), dtype)
@@ -125,10 +125,11 @@ def gae(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns generalised advantages and their returns, each [N, L] float32, exactly 0 where masked.
 
-    Over the trainable tokens of a row, with ``V_(n+1) = 0`` (add gamma * V_(n+1) to the last reward to bootstrap):
-    ``delta_k = r_k + gamma V_(k+1) - V_k``, ``A_k = delta_k + gamma lam A_(k+1)``, ``R_k = A_k + V_k``.
-    Computed by one scan of ``S_k = (1 - lam) V_k + lam R_k``, which gives ``R_k = r_k + gamma S_(k+1)``: the same numbers,
-    with less to round than in a sum of delta.
+    Over the trainable tokens of a row, with ``V_(n+1) = 0`` (to bootstrap, add gamma V_(n+1) to the last
+    reward): ``delta_k = r_k + gamma V_(k+1) - V_k``, ``A_k = delta_k + gamma lam A_(k+1)``,
+    ``R_k = A_k + V_k``.
+    Computed by one scan of ``S_k = (1 - lam) V_k + lam R_k``, which gives ``R_k = r_k + gamma S_(k+1)``: the
+    same numbers, with less to round than in a sum of delta.
 
     Args:
         token_reward, value: [N, L] float, masked places undefined. layout: Layout.of(loss_mask).

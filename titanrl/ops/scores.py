@@ -11,7 +11,12 @@ from titanrl.ops.masked import masked_sum, where0
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["row_score", "scored_tokens", "to_tokens"]
+__all__ = ["reward_key", "row_score", "scored_tokens", "to_tokens"]
+
+
+def reward_key(key: str) -> str | tuple[str, str]:
+    """Returns the batch key of the summed reward ("reward"), or of the one reward that carries that label."""
+    return key if key == "reward" else ("rewards", key)
 
 
 def row_score(batch: TensorDict, source: Literal["reward", "token_reward"]) -> torch.Tensor:
@@ -21,16 +26,17 @@ def row_score(batch: TensorDict, source: Literal["reward", "token_reward"]) -> t
         batch: with ``reward`` [N], or ``token_reward`` and ``loss_mask`` [N, L].
     """
     if source == "reward":
-        return batch["reward"]
+        reward: torch.Tensor = batch["reward"]
+        return reward
     return masked_sum(batch["token_reward"].double(), batch["loss_mask"], -1)
 
 
 def to_tokens(row: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, L] float32 ``row`` [N] on every trainable token, 0 elsewhere; its own memory, safe to write to."""
-    return where0(loss_mask, row.float().unsqueeze(-1)).contiguous()
+    """Returns [N, L] float32 ``row`` [N] on every trainable token, 0 elsewhere; memory of its own."""
+    return where0(loss_mask, row.float().unsqueeze(-1))
 
 
 def scored_tokens(token_reward: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, L] bool: loss_mask without the rows that are unscored, i.e. have a trainable token reward of NaN."""
+    """Returns [N, L] bool: loss_mask without unscored rows, which have a trainable token reward of NaN."""
     unscored = where0(loss_mask, token_reward).isnan().any(-1, keepdim=True)
     return loss_mask & ~unscored

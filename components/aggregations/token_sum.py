@@ -1,0 +1,21 @@
+"""Every trainable token weighs 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from titanrl.registry import register
+
+
+@register("aggregation", "token_sum")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSum:
+    """Returns 1 on each trainable token, [N, L] float32; 0 where masked.
+
+    The weights sum to M, the number of trainable tokens of the optimizer step.
+    """
+
+    def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
+        return loss_mask.float()

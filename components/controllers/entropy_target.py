@@ -1,0 +1,64 @@
+"""A coefficient of the entropy bonus that keeps the entropy near a target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.registry import register
+
+
+@register("kl_controller", "entropy_target")
+@dataclass(slots=True, kw_only=True)
+class EntropyTarget:
+    """Raises the coefficient by a constant while the entropy is at its target or below, and lowers it above.
+
+        coefficient = clip(coefficient + (step_size if H <= target else -step_size), minimum, maximum)
+
+    For [algorithm.entropy]; the first argument of `update` is the step's mean entropy H in nats.
+
+    Source: Skywork-OR1 2505.22312.
+    """
+
+    coefficient: float = 0.0
+    """Where it starts, >= 0."""
+    target: float = 0.2
+    """Wanted mean entropy, nats, >= 0."""
+    step_size: float = 0.005
+    """Change of one training step, > 0."""
+    minimum: float = 0.0
+    """Lower bound of the coefficient, >= 0."""
+    maximum: float = 1.0
+    """Upper bound of the coefficient, >= minimum."""
+    controls: ClassVar[str] = "entropy"
+    """What `update` is shown."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "coefficient", "[0, inf)")
+        check_range(self, "target", "[0, inf)")
+        check_range(self, "step_size", "(0, inf)")
+        check_range(self, "minimum", "[0, inf)")
+        check_range(self, "maximum", f"[{self.minimum}, inf)")
+
+    def update(self, kl: float, num_sequences: int, step: int) -> None:
+        """Sets the coefficient of step + 1; ``kl`` is this step's mean entropy, nats.
+
+        Raises:
+            ValueError: it is NaN.
+        """
+        if math.isnan(kl):
+            raise ValueError(
+                f"entropy must be a number, got {kl} in step {step}; the policy's logits are not finite."
+            )
+        moved = self.coefficient + (self.step_size if kl <= self.target else -self.step_size)
+        self.coefficient = min(max(moved, self.minimum), self.maximum)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the present coefficient."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from what state_dict() returned."""
+        self.coefficient = float(state_dict["coefficient"])

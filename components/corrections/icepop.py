@@ -1,0 +1,47 @@
+"""IcePop: the ratio of trainer to sampler as weight, tokens outside a band dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from titanrl.errors import check_range
+from titanrl.ops.mismatch import Mismatch
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import CorrectionResult
+
+
+@register("correction", "icepop")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcePop:
+    """Returns weight u where ``low <= u <= high``, and drops the other tokens, [N, L]; 0 where masked.
+
+        u = exp(clip(x, -20, 20)),   x = old_logprob - sampler_logprob
+        level "sequence": x summed over the row
+
+    A trainable token whose x is not finite is dropped.
+
+    Source: IcePop, Ring-1T 2510.18855. TRL's sequence_mask is level "sequence", low 0, high 3.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    """Whose ratio: the token's, or the product over its row."""
+    low: float = 0.5
+    """Least ratio that is kept, >= 0 and < high."""
+    high: float = 5.0
+    """Greatest ratio that is kept; inf: no bound."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
+
+    def __post_init__(self) -> None:
+        check_range(self, "low", "[0, inf)")
+        if not self.low < self.high:
+            raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
+
+    def __call__(self, batch: TensorDict) -> CorrectionResult:
+        mismatch = Mismatch.of(batch)
+        ratio = mismatch.ratio(self.level)
+        return mismatch.result(ratio, (ratio >= self.low) & (ratio <= self.high), ratio)

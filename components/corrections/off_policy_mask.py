@@ -1,0 +1,44 @@
+"""DeepSeek-V3.2's off-policy mask: bad answers that the trainer has drifted away from are dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import masked_mean
+from titanrl.ops.mismatch import Mismatch
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import CorrectionResult
+
+
+@register("correction", "off_policy_mask")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyMask:
+    """Returns weight 1 and keep on rows with ``mean A >= 0`` or ``mean(-x) <= threshold``, [N, L].
+
+        x = old_logprob - sampler_logprob, means over the row's trainable tokens (of x: the finite ones)
+
+    Elsewhere 0 and false; a trainable token whose x is not finite is dropped by itself. It compares with the
+    *sampler's* log-probs.
+
+    Source: DeepSeek-V3.2 2512.02556.
+    """
+
+    threshold: float = 0.1
+    """Greatest mean log-ratio sampler / trainer of a row of negative advantage, nats."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob", "advantage")
+
+    def __post_init__(self) -> None:
+        check_range(self, "threshold", "(-inf, inf)")
+
+    def __call__(self, batch: TensorDict) -> CorrectionResult:
+        mismatch = Mismatch.of(batch)
+        advantage = masked_mean(batch["advantage"].double(), mismatch.loss_mask, -1, keepdim=True)
+        drift = masked_mean(-mismatch.log_ratio.double(), mismatch.valid, -1, keepdim=True)
+        keep = (advantage >= 0) | (drift <= self.threshold)
+        return mismatch.result(mismatch.valid, keep, mismatch.ratio())

@@ -1,0 +1,79 @@
+"""Rejection: rows or tokens whose mismatch lies outside given bounds are dropped, the rest weigh 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.errors import check_range
+from titanrl.ops.masked import masked_mean
+from titanrl.ops.mismatch import CLAMP, Mismatch
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import CorrectionResult
+
+
+@register("correction", "rejection")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Returns weight 1 and keep where the statistic lies within its bounds, [N, L]; 0 and false elsewhere.
+
+        x = clip(old_logprob - sampler_logprob, -20, 20);   k1 = x,   k2 = x^2 / 2,   k3 = exp(x) - 1 - x
+
+    reduced over the row's finite trainable tokens (reduce "token": not at all).
+    k1: kept iff log low <= statistic <= log high, i.e. bounds on the ratio trainer / sampler (sum: on the
+    product over the row, mean: on its geometric mean). k2, k3: kept iff statistic <= high.
+    A trainable token whose x is not finite is dropped.
+
+    Source: sequence masks as in TRL and verl; verl states its k1 bounds on sampler / trainer: invert them.
+    On short rows mean with 0.99 and 1.01 rejects nearly all.
+    """
+
+    statistic: Literal["k1", "k2", "k3"] = "k1"
+    """What is bounded."""
+    reduce: Literal["token", "sum", "mean", "max"] = "mean"
+    """How a row's tokens are reduced; max only for k2 and k3, since a signed maximum bounds nothing."""
+    low: float = 0.0
+    """Lower bound of the ratio, >= 0; 0: open. k2 and k3 have none."""
+    high: float = math.inf
+    """Upper bound, > low: of the ratio (inf: open), or of k2 and k3 in nats (finite)."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
+
+    def __post_init__(self) -> None:
+        check_range(self, "low", "[0, inf)")
+        if not self.low < self.high:
+            raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
+        if self.statistic == "k1":
+            if self.reduce == "max":
+                raise ValueError("reduce must be 'token', 'sum' or 'mean' for statistic 'k1', got 'max'.")
+        elif self.high == math.inf:
+            raise ValueError(f"high must be finite for statistic {self.statistic!r}, got inf.")
+        elif self.low != 0:
+            raise ValueError(f"low must be 0 for statistic {self.statistic!r}, got {self.low}.")
+
+    def __call__(self, batch: TensorDict) -> CorrectionResult:
+        mismatch = Mismatch.of(batch)
+        value = self._reduced(mismatch)
+        keep = value <= (math.log(self.high) if self.statistic == "k1" else self.high)
+        if self.statistic == "k1" and self.low > 0:
+            keep = keep & (value >= math.log(self.low))
+        return mismatch.result(mismatch.valid, keep, mismatch.ratio())
+
+    def _reduced(self, mismatch: Mismatch) -> torch.Tensor:
+        """Returns the statistic, [N, L] for reduce "token" and [N, 1] otherwise, float64."""
+        x = mismatch.log_ratio.clamp(-CLAMP, CLAMP).double()
+        if self.statistic == "k2":
+            x = x.square() / 2
+        elif self.statistic == "k3":
+            x = torch.expm1(x) - x
+        if self.reduce == "sum":
+            return x.sum(-1, keepdim=True)
+        if self.reduce == "mean":
+            return masked_mean(x, mismatch.valid, -1, keepdim=True)
+        return x.amax(-1, keepdim=True) if self.reduce == "max" else x

@@ -1,0 +1,45 @@
+"""Veto: one token with an absurd ratio drops its whole row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.errors import check_range
+from titanrl.ops.mismatch import Mismatch
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import CorrectionResult
+
+
+@register("correction", "veto")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Veto:
+    """Returns weight 1 and keep on rows whose every ratio lies in [low, high], [N, L]; else 0, false.
+
+        u = exp(clip(x, -20, 20)),  x = old_logprob - sampler_logprob
+
+    A trainable token whose x is not finite is dropped by itself.
+
+    Source: the token veto of verl's rollout correction.
+    """
+
+    low: float = 1e-4
+    """Least ratio of a token that is tolerated, > 0 and < high."""
+    high: float = 100.0
+    """Greatest ratio of a token that is tolerated."""
+    in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
+
+    def __post_init__(self) -> None:
+        check_range(self, "low", "(0, inf)")
+        if not self.low < self.high:
+            raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
+
+    def __call__(self, batch: TensorDict) -> CorrectionResult:
+        mismatch = Mismatch.of(batch)
+        ratio = mismatch.ratio()
+        vetoed = mismatch.valid & ((ratio < self.low) | (ratio > self.high))
+        return mismatch.result(mismatch.valid, ~vetoed.any(-1, keepdim=True), ratio)
