@@ -87,7 +87,7 @@ class Session:
 
 def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Session:
     """Returns the live parts, built in the order that lets vLLM join the trainer's process group."""
-    from titanrl.engine import Engine
+    from titanrl.engine import Engine, EngineConfig
 
     settings, algorithm, seed = experiment.sampler, experiment.algorithm, experiment.run.seed
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
@@ -102,7 +102,7 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed, algorithm)
     engine = Engine(
-        experiment,
+        EngineConfig.of(experiment),
         state=state,
         checkpoints=folder / "checkpoints",
         with_reference="ref_logprob" in scored_keys,

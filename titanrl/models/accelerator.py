@@ -14,7 +14,8 @@ def device_type() -> str:
 
 
 def computes_bfloat16() -> bool:
-    """Whether matrix products in bfloat16 are faster than in float32 here: any GPU, or a CPU with such instructions.
+    """Whether matrix products in bfloat16 are faster than in float32 here: any GPU, or a CPU with such
+    instructions.
 
     A CPU without them emulates bfloat16, several times slower than float32.
     """
@@ -26,7 +27,10 @@ def computes_bfloat16() -> bool:
 
 
 def _tell_torchtitan() -> None:
-    """torchtitan 0.3.0 takes "cuda" for the device of a machine without a GPU; the answer is read once, at import."""
+    """torchtitan 0.3.0 takes "cuda" for the device of a machine without a GPU.
+
+    The answer is read once, at import.
+    """
     if torch.accelerator.is_available():
         return
     ask = torch._utils._get_available_device_type

@@ -68,8 +68,8 @@ class HFConfig:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise ConfigError(
-                f"[model] path has no config.json, got {str(folder)!r}; give a Hugging Face folder, or fetch a model "
-                "with `titanrl model get`."
+                f"[model] path has no config.json, got {str(folder)!r}; give a Hugging Face folder, or fetch "
+                "a model with `titanrl model get`."
             )
         raw = json.loads(path.read_text())
         architectures = raw.get("architectures") or []

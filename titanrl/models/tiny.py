@@ -1,4 +1,7 @@
-"""A random tiny Llama or Qwen3 with a character tokenizer, saved as Hugging Face saves: the model of the tests."""
+"""A random tiny Llama or Qwen3 with a character tokenizer, saved as Hugging Face saves.
+
+The model of the tests.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def create(
     scale: float = 0.1,
     seed: int = 0,
 ) -> Path:
-    """Writes the folder ``path`` (config.json, model.safetensors, tokenizer files) and returns it; about .1 s.
+    """Writes the folder ``path`` (config.json, model.safetensors, tokenizer files) and returns it; about .1
+    s.
 
     Args:
         characters: the vocabulary besides <pad> 0, <bos> 1, <eos> 2 and <unk> 3; padded to a multiple of 8.

@@ -1,0 +1,9 @@
+"""The only importer of TorchTitan beside titanrl.models: mesh, model, update, weights, checkpoints."""
+
+from __future__ import annotations
+
+from titanrl.engine.checkpoint import has_checkpoint
+from titanrl.engine.engine import Engine, EngineConfig
+from titanrl.engine.mesh import set_threads
+
+__all__ = ["Engine", "EngineConfig", "has_checkpoint", "set_threads"]

@@ -1,0 +1,135 @@
+"""Attention of packed rows: a micro-batch is one line of distinct tokens, a group's prompt standing once.
+
+Everything but attention works on the line token by token. Attention looks at rows, so its inputs are laid out
+as rows, a shared prompt repeated in each, and its outputs are picked back from them. On CUDA TorchTitan's
+FlexAttention reads the line directly, with the same rows written as a block mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+from torchtitan.models.common.attention import FlexAttention, create_attention_mask
+from torchtitan.protocols.module import Module
+
+__all__ = ["RowAttention", "RowLayout", "attention_config", "attention_masks"]
+
+
+class RowLayout(NamedTuple):
+    """Where the T tokens of a line stand in R rows of L places."""
+
+    token: torch.Tensor
+    """[1, R * L] int64, the token at each place; padding repeats any token, which nothing reads."""
+    place: torch.Tensor
+    """[1, T] int64, the place whose output is the token's: in the first of the rows that share it."""
+    copy_place: torch.Tensor
+    """[1, M] int64, every further place of a shared token."""
+    copy_token: torch.Tensor
+    """[1, M] int64, the token that stands there."""
+    row: torch.Tensor
+    """[1, T] int64, the row a token belongs to; -1 - g for a prompt that the rows of group g share."""
+    group: torch.Tensor
+    """[1, T] int64, the token's group."""
+    num_rows: torch.Tensor
+    """[1] int64, R; a tensor, as pipeline stages pass tensors only."""
+
+
+class RowAttention(Module):
+    """Causal attention by torch's fused kernel, for the CPU.
+
+    FlexAttention has no CPU backward, varlen needs CUDA.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    # The argument names are TorchTitan's: its sharding specs match by them.
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: RowLayout | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Returns [B, L, N, H]; without a layout every row attends to itself, causally."""
+        inputs = (q_BLNH, k_BLNH, v_BLNH)
+        if attention_masks is not None:
+            inputs = tuple(_ToRows.apply(x, attention_masks) for x in inputs)
+        query, key, value = (x.transpose(1, 2) for x in inputs)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=enable_gqa
+        ).transpose(1, 2)
+        return out if attention_masks is None else _FromRows.apply(out, attention_masks)
+
+
+class _ToRows(torch.autograd.Function):
+    """[1, T, N, H] -> [R, L, N, H]. Backward: each token's own place, plus the copies of a shared prompt."""
+
+    @staticmethod
+    def forward(ctx: Any, line: torch.Tensor, layout: RowLayout) -> torch.Tensor:
+        ctx.layout = layout
+        rows = line[0].index_select(0, layout.token[0])
+        return rows.view(int(layout.num_rows), -1, *line.shape[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        layout, (rows,) = ctx.layout, gradients
+        flat = rows.reshape(-1, *rows.shape[2:])
+        line = flat.index_select(0, layout.place[0])
+        if layout.copy_place.numel():
+            line.index_add_(0, layout.copy_token[0], flat.index_select(0, layout.copy_place[0]))
+        return line.unsqueeze(0), None
+
+
+class _FromRows(torch.autograd.Function):
+    """[R, L, N, H] -> [1, T, N, H]. Backward: one place each, zero at copies and padding."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, layout: RowLayout) -> torch.Tensor:
+        ctx.layout, ctx.shape = layout, rows.shape
+        return rows.reshape(-1, *rows.shape[2:]).index_select(0, layout.place[0]).unsqueeze(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (line,) = gradients
+        rows = line.new_zeros(ctx.shape)
+        rows.view(-1, *ctx.shape[2:]).index_copy_(0, ctx.layout.place[0], line[0])
+        return rows, None
+
+
+def attention_config(device_type: str) -> Module.Config:
+    """Returns the inner attention for a device.
+
+    TorchTitan's FlexAttention on CUDA, RowAttention elsewhere.
+    """
+    return FlexAttention.Config() if device_type == "cuda" else RowAttention.Config()
+
+
+def attention_masks(config: Module.Config, layout: RowLayout) -> RowLayout | BlockMask:
+    """Returns what the model's forward takes as ``attention_masks`` for this inner attention."""
+    if not isinstance(config, FlexAttention.Config):
+        return layout
+    row, group = layout.row[0], layout.group[0]
+
+    def attends(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        mine = row[query] == row[key]
+        prompt = (row[key] < 0) & (group[query] == group[key])
+        return (query >= key) & (mine | prompt)
+
+    length = row.shape[0]
+    return create_attention_mask(
+        attends, 1, None, length, length, device=row.device, BLOCK_SIZE=config.block_size
+    )

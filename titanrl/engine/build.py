@@ -1,0 +1,194 @@
+"""A TorchTitan model from a Hugging Face folder.
+
+Built on meta, parallelized, given memory, filled with weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.rope import RoPE
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
+from titanrl.engine.attention import attention_config
+from titanrl.engine.head import TokenHead
+from titanrl.engine.mesh import Mesh
+from titanrl.engine.weights import load_folder
+from titanrl.errors import ConfigError
+from titanrl.models.spec import HFConfig, model_spec, set_sharding
+
+__all__ = ["Model", "build_model"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Model:
+    """A model on the mesh. Pipeline stages of this rank are its parts; without pipelining there is one."""
+
+    parts: list[Decoder]
+    adapter: StateDictAdapter
+    config: HFConfig
+    tied: bool
+    """Whether head and embedding are one parameter here; never under pipeline parallelism."""
+    folder: str
+    schedule: Any = None
+    """Pipeline schedule, or None."""
+    is_first: bool = True
+    """Whether this rank holds the embedding."""
+    is_last: bool = True
+    """Whether this rank holds the head."""
+
+    @property
+    def head(self) -> TokenHead:
+        """The lm_head, on the rank of the last stage."""
+        head = self.parts[-1].lm_head
+        assert isinstance(head, TokenHead)
+        return head
+
+    @property
+    def inner_attention(self) -> Any:
+        """Config of the attention inside every layer."""
+        return self.parts[0].config.first_attention.inner_attention
+
+    def fsdp_modules(self) -> list[FSDPModule]:
+        return [module for part in self.parts for module in part.modules() if isinstance(module, FSDPModule)]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for part in self.parts for parameter in part.parameters()]
+
+
+def build_model(
+    folder: str,
+    mesh: Mesh,
+    *,
+    training: Training,
+    activation_checkpoint: ActivationCheckpoint,
+    compile: Compile,
+    dtype: str | None = None,
+    trainable: bool = True,
+    loss: Callable[..., Any] | None = None,
+) -> Model:
+    """Returns the model of ``folder`` with its weights, wrapped by FSDP2 at every degree.
+
+    Gradients are summed over ranks, never averaged.
+
+    Args:
+        dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
+            mixed_precision_param.
+        loss: what a pipeline's last stage calls with (hidden states, row numbers); needed with pipelining.
+
+    Raises:
+        ConfigError: an unknown architecture; seq_len beyond the model's context.
+    """
+    config = HFConfig.read(folder)
+    if training.seq_len > config.max_length:
+        raise ConfigError(
+            f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
+            f"got {training.seq_len}."
+        )
+    if training.mixed_precision_param == "bfloat16" and not computes_bfloat16() and trainable:
+        logger.warning(
+            "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
+        )
+    pipelined = mesh.dims.pp_enabled
+    if pipelined and config.tied and trainable:
+        logger.warning("%s ties head and embedding; pipeline stages cannot share them: untied.", folder)
+    tied = config.tied and not pipelined
+    spec = model_spec(
+        config,
+        attention=attention_config(mesh.device.type),
+        head=TokenHead.Config(in_features=config.dim, out_features=config.vocab_size),
+        max_length=training.seq_len,
+        tied=tied,
+    )
+    set_sharding(
+        spec,
+        tensor_parallel_degree=mesh.dims.tp,
+        sequence_parallel=mesh.parallelism.enable_sequence_parallel,
+    )
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(TORCH_DTYPE_MAP[dtype or training.dtype])
+    try:
+        with torch.device("meta"):
+            whole = spec.model.build()
+    finally:
+        torch.set_default_dtype(previous)
+    whole.requires_grad_(trainable)
+    options = {
+        "parallel_dims": mesh.dims,
+        "training": TrainingConfig(
+            seq_len=training.seq_len, mixed_precision_param=training.mixed_precision_param
+        ),
+        "parallelism": mesh.parallelism,
+        "compile_config": CompileConfig(
+            enable=compile.enable, components=list(compile.components), backend=compile.backend
+        ),
+        "ac_config": _activation_checkpoint(activation_checkpoint) if trainable else None,
+        "dump_folder": "",
+    }
+    model = Model(
+        parts=[],
+        adapter=spec.state_dict_adapter(spec.model, None),
+        config=config,
+        tied=tied,
+        folder=folder,
+    )
+    if pipelined:
+        model.schedule, model.parts, model.is_first, model.is_last = spec.pipelining_fn(
+            whole,
+            device=mesh.device,
+            model_config=spec.model,
+            parallelize_fn=spec.parallelize_fn,
+            loss_fn=loss,
+            **options,
+        )
+    else:
+        model.parts = [spec.parallelize_fn(whole, **options)]
+    for part in model.parts:
+        _allocate(part, mesh.device)
+        if pipelined:
+            part._skip_lm_head = True
+    for module in model.fsdp_modules():
+        # gloo has no PREMUL_SUM; a plain sum is what is wanted anyway.
+        module.set_force_sum_reduction_for_comms(True)
+        if mesh.is_alone and mesh.parallelism.fsdp_reshard_after_forward == "default":
+            # Nothing is sharded: freeing would only mean casting the weights once more.
+            module.set_reshard_after_forward(False, recurse=False)
+    load_folder(model, folder)
+    return model
+
+
+def _allocate(part: Decoder, device: torch.device) -> None:
+    """Gives a part built on meta its memory; parameters are left unset, the rotary tables are computed."""
+    part.to_empty(device=device)
+    if part.enable_weight_tying:
+        # to_empty makes one parameter of each; the same line as in Decoder.init_states.
+        part.tok_embeddings.weight = part.lm_head.weight
+    ropes = [module for module in part.modules() if isinstance(module, RoPE)]
+    for rope in ropes[:1]:
+        rope.init_states(buffer_device=device)
+    for rope in ropes[1:]:
+        rope.cache = ropes[0].cache
+
+
+def _activation_checkpoint(table: ActivationCheckpoint) -> FullAC.Config | SelectiveAC.Config | None:
+    if table.mode == "none":
+        return None
+    kind = FullAC if table.mode == "full" else SelectiveAC
+    return replace(
+        kind.Config(),
+        preserve_rng_state=table.preserve_rng_state,
+        determinism_check=table.determinism_check,
+    )

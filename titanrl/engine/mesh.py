@@ -1,0 +1,125 @@
+"""This process among the others: process group, device, threads, and TorchTitan's mesh."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+from titanrl.models.accelerator import device_type  # isort: skip  # before torchtitan
+
+import torch
+import torch.distributed as dist
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from titanrl.config.engine_tables import Parallelism
+from titanrl.errors import ConfigError
+
+__all__ = ["Mesh", "join", "set_threads"]
+
+TIMEOUT = timedelta(minutes=30)
+"""A rank may sample, score and save while the others wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Where this rank stands."""
+
+    dims: ParallelDims
+    parallelism: ParallelismConfig
+    """TorchTitan's own table, as its parallelize functions read it."""
+    device: torch.device
+    rank: int
+    world_size: int
+    dp_rank: int
+    dp_degree: int
+    """Ranks that hold different rows."""
+    dp_group: dist.ProcessGroup | None
+    """Over which rows are exchanged and metrics summed; None where dp_degree is 1."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank shares this one's weights by data parallelism."""
+        return self.dims.dp_replicate * self.dims.dp_shard == 1
+
+    @property
+    def pp_group(self) -> dist.ProcessGroup | None:
+        mesh = self.dims.get_optional_mesh("pp")
+        return None if mesh is None else mesh.get_group()
+
+
+def join(table: Parallelism) -> Mesh:
+    """Joins the process group that torchrun describes in the environment, or makes one of a single process.
+
+    Raises:
+        ConfigError: degrees that don't multiply to the number of processes.
+    """
+    device = _device()
+    if not dist.is_initialized():
+        backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
+        if "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        else:
+            dist.init_process_group(
+                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
+            )  # no port is opened
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    fixed = (
+        table.data_parallel_replicate_degree * table.tensor_parallel_degree * table.pipeline_parallel_degree
+    )
+    shard = table.data_parallel_shard_degree
+    if world_size % fixed or (shard != -1 and fixed * shard != world_size):
+        raise ConfigError(
+            f"[parallelism] degrees must multiply to the {world_size} processes started, got replicate "
+            f"{table.data_parallel_replicate_degree} x shard {shard} x tensor {table.tensor_parallel_degree} "
+            f"x pipeline {table.pipeline_parallel_degree}; change a degree or --nproc."
+        )
+    parallelism = ParallelismConfig(
+        data_parallel_replicate_degree=table.data_parallel_replicate_degree,
+        data_parallel_shard_degree=shard,
+        fsdp_reshard_after_forward=table.fsdp_reshard_after_forward,
+        tensor_parallel_degree=table.tensor_parallel_degree,
+        enable_sequence_parallel=table.enable_sequence_parallel,
+        pipeline_parallel_degree=table.pipeline_parallel_degree,
+        pipeline_parallel_schedule=table.pipeline_parallel_schedule,
+        spmd_backend=table.spmd_backend,
+    )
+    dims = ParallelDims.from_config(parallelism, world_size)
+    dims.build_mesh()
+    set_spmd_backend(table.spmd_backend)
+    batch = dims.get_optional_mesh("batch")
+    return Mesh(
+        dims=dims,
+        parallelism=parallelism,
+        device=device,
+        rank=rank,
+        world_size=world_size,
+        dp_rank=0 if batch is None else batch.get_local_rank(),
+        dp_degree=1 if batch is None else batch.size(),
+        dp_group=None if batch is None else batch.get_group(),
+    )
+
+
+def set_threads(local_world_size: int | None = None) -> int:
+    """Shares this machine's cores among its ranks and returns the threads of each.
+
+    torchrun sets OMP_NUM_THREADS=1, and vLLM in this process sets what it likes: call it after both.
+
+    Args:
+        local_world_size: ranks on this machine; omitted: what torchrun says, or 1.
+    """
+    if local_world_size is None:
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _device() -> torch.device:
+    if device_type() == "cpu":
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -1,0 +1,56 @@
+"""TorchTitan's optimizers and learning-rate schedules, from our tables."""
+
+from __future__ import annotations
+
+import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
+
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.models.common.decoder import Decoder
+
+from titanrl.config.engine_tables import LRScheduler, Optimizer
+
+__all__ = ["Schedule", "build_optimizers", "build_schedule"]
+
+
+def build_optimizers(table: Optimizer, parts: list[Decoder]) -> OptimizersContainer:
+    """Returns one optimizer a pipeline part, all parameters in one group."""
+    group = ParamGroupConfig(
+        pattern=".*",
+        optimizer_name=table.name,
+        optimizer_kwargs={
+            "lr": table.lr,
+            "betas": (table.beta1, table.beta2),
+            "eps": table.eps,
+            "weight_decay": table.weight_decay,
+        },
+    )
+    config = OptimizersContainer.Config(param_groups=[group], implementation=table.implementation)
+    return OptimizersContainer(config, model_parts=parts)
+
+
+class Schedule:
+    """TorchTitan's learning-rate schedule, held at its end.
+
+    An update more than planned keeps the last rate.
+    """
+
+    def __init__(self, schedulers: LRSchedulersContainer, total_steps: int) -> None:
+        self.schedulers = schedulers
+        self._total_steps = total_steps
+
+    def step(self) -> None:
+        if self.schedulers.schedulers[0].last_epoch < self._total_steps:
+            self.schedulers.step()
+
+
+def build_schedule(table: LRScheduler, optimizers: OptimizersContainer, steps: int) -> Schedule:
+    """Returns the schedule over ``steps`` optimizer steps, unless the table gives its own number."""
+    config = LRSchedulersContainer.Config(
+        warmup_steps=table.warmup_steps,
+        total_steps=table.total_steps,
+        decay_ratio=table.decay_ratio,
+        decay_type=table.decay_type,
+        min_lr_factor=table.min_lr_factor,
+    )
+    schedulers = config.build(optimizers=optimizers, training_steps=steps)
+    return Schedule(schedulers, table.total_steps or steps)

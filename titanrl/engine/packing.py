@@ -1,0 +1,186 @@
+"""Rows of a batch into micro-batches: which rows go together, and their tokens laid out as one line.
+
+Rows of one group stay together and share their longest common prefix: the prompt is computed once, whatever
+the number of answers, and the result is exactly that of separate rows. No padding token is ever computed.
+Components don't know: what they get is [B, L].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+
+from titanrl.engine.attention import RowLayout
+
+__all__ = ["MicroBatch", "blank", "lay_out", "plan"]
+
+
+class MicroBatch(NamedTuple):
+    """What one forward and backward pass works on."""
+
+    rows: torch.Tensor
+    """[B] int64, row numbers in the batch it came from; empty for a blank."""
+    tokens: torch.Tensor
+    """[1, T] int64, distinct tokens of the rows."""
+    positions: torch.Tensor
+    """[1, T] int64, position of each in its row."""
+    layout: RowLayout
+    """R = B rows of L places."""
+    chosen: torch.Tensor
+    """[S] int64, the token whose hidden state predicts each trained label, in row-major order; S >= 1."""
+    place: torch.Tensor
+    """[S] int64, b * L + t of each trained label."""
+    batch: TensorDict
+    """The rows' keys, [B] and [B, L], on the device; L is the longest row's last trained position + 1."""
+
+    @property
+    def num_trained(self) -> int:
+        """Labels with loss_mask true."""
+        return int(self.batch["loss_mask"].sum()) if len(self.rows) else 0
+
+
+def lengths(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N] int64, the last trained position + 1; 0 where none is.
+
+    What comes after it changes nothing.
+    """
+    position = torch.arange(1, loss_mask.shape[1] + 1)
+    return (
+        torch.where(loss_mask, position, 0).amax(1)
+        if loss_mask.shape[1]
+        else position.new_zeros(len(loss_mask))
+    )
+
+
+def plan(batch: TensorDict, max_rows: int) -> list[torch.Tensor]:
+    """Returns the row numbers of each micro-batch: whole groups, those of like length together.
+
+    A group without a trained token is left out: its loss is 0. A group larger than ``max_rows`` is a
+    micro-batch of its own, because losses may compare its rows.
+
+    Args:
+        batch: [N] rows with loss_mask and group_id, equal ids contiguous. max_rows: >= 1.
+    """
+    if not len(batch):
+        return []
+    length = lengths(batch["loss_mask"])
+    _, sizes = torch.unique_consecutive(batch["group_id"], return_counts=True)
+    starts = sizes.cumsum(0) - sizes
+    groups = [
+        (int(length[start : start + size].max()), int(start), int(size))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    chosen: list[list[tuple[int, int]]] = []
+    filled = max_rows
+    for longest, start, size in sorted(groups, key=lambda group: (-group[0], group[1])):
+        if not longest:
+            continue
+        if filled + size > max_rows:
+            chosen.append([])
+            filled = 0
+        chosen[-1].append((start, size))
+        filled += size
+    return [
+        torch.cat([torch.arange(start, start + size) for start, size in sorted(groups)]) for groups in chosen
+    ]
+
+
+def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> MicroBatch:
+    """Returns the micro-batch of ``rows`` [B], moved to ``device``.
+
+    Args:
+        batch: [N] rows on the CPU with [N, L] keys input_ids, labels and loss_mask among others.
+    """
+    part = batch[rows]
+    part = TensorDict({key: part[key] for key in _tensor_keys(part)}, batch_size=[len(rows)])
+    length = lengths(part["loss_mask"]).clamp_min(1)
+    full, width = part["loss_mask"].shape[1], int(length.max())
+    part = part.apply(lambda x: x[:, :width] if x.ndim > 1 and x.shape[1] == full else x)
+    shared = _shared_prefix(part["input_ids"], part["group_id"], length)
+    position = torch.arange(width)
+    is_first = torch.ones(len(rows), dtype=torch.bool)
+    is_first[1:] = part["group_id"][1:] != part["group_id"][:-1]
+    leader = torch.where(is_first, torch.arange(len(rows)), 0).cummax(0).values
+    real = position < length[:, None]
+    in_prefix = position < shared[:, None]
+    # A token is computed at its own place, a shared one in the first row of its group.
+    own = real & (~in_prefix | is_first[:, None])
+    number = torch.full((len(rows), width), -1)
+    number[own] = torch.arange(int(own.sum()))
+    number = torch.where(in_prefix & ~is_first[:, None], number[leader], number)
+    copies = real & ~own
+    line_row = torch.where(in_prefix, -1 - leader[:, None], torch.arange(len(rows))[:, None])
+    mask = part["loss_mask"]
+    place = mask.flatten().nonzero().squeeze(1)
+    if not len(place):
+        place = torch.zeros(1, dtype=torch.int64)
+    layout = RowLayout(
+        token=number.clamp_min(0).view(1, -1),
+        place=own.flatten().nonzero().view(1, -1),
+        copy_place=copies.flatten().nonzero().view(1, -1),
+        copy_token=number[copies].view(1, -1),
+        row=line_row[own].view(1, -1),
+        group=leader[:, None].expand(-1, width)[own].view(1, -1),
+        num_rows=torch.tensor([len(rows)]),
+    )
+    micro_batch = MicroBatch(
+        rows=rows,
+        tokens=part["input_ids"][own].view(1, -1),
+        positions=position.expand(len(rows), -1)[own].view(1, -1),
+        layout=layout,
+        chosen=number.flatten()[place],
+        place=place,
+        batch=part,
+    )
+    return move(micro_batch, device)
+
+
+def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
+    """Returns a micro-batch of one token and no loss, for a rank out of rows while others have some."""
+    row = TensorDict(
+        {key: torch.zeros((1, *batch[key].shape[1:]), dtype=batch[key].dtype) for key in _tensor_keys(batch)},
+        batch_size=[1],
+    )
+    return lay_out(row, torch.tensor([0]), device)._replace(rows=torch.zeros(0, dtype=torch.int64))
+
+
+def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """Returns the same on ``device``; ``rows`` stays on the CPU."""
+    if device.type == "cpu":
+        return micro_batch
+    layout = RowLayout(*(x.to(device) for x in micro_batch.layout[:-1]), micro_batch.layout.num_rows)
+    return micro_batch._replace(
+        tokens=micro_batch.tokens.to(device),
+        positions=micro_batch.positions.to(device),
+        layout=layout,
+        chosen=micro_batch.chosen.to(device),
+        place=micro_batch.place.to(device),
+        batch=micro_batch.batch.to(device),
+    )
+
+
+def _tensor_keys(batch: TensorDict) -> Sequence[str | tuple[str, ...]]:
+    """Returns the keys that hold numbers: texts stay on the CPU."""
+    keys = batch.keys(include_nested=True, leaves_only=True)
+    return [key for key in keys if isinstance(batch.get(key), torch.Tensor)]
+
+
+def _shared_prefix(input_ids: torch.Tensor, group_id: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """Returns [B] int64, tokens at the start of a row that all rows of its group have.
+
+    0 for a group of one.
+    """
+    shared = torch.zeros_like(length)
+    _, sizes = torch.unique_consecutive(group_id, return_counts=True)
+    start = 0
+    for size in sizes.tolist():
+        if size > 1:
+            rows = slice(start, start + size)
+            equal = (input_ids[rows] == input_ids[start]).all(0)
+            prefix = int(equal.long().cumprod(0).sum())
+            shared[rows] = min(prefix, int(length[rows].min()))
+        start += size
+    return shared

@@ -1,0 +1,188 @@
+"""Weights by their Hugging Face names.
+
+Read from a folder, streamed out one full tensor at a time, exported.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor
+
+from titanrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from titanrl.engine.build import Model
+
+__all__ = ["export", "load_folder", "stream"]
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SHARD_BYTES = 4 * 2**30
+"""Size at which an exported file is closed and the next begun."""
+
+
+@torch.no_grad()
+def load_folder(model: Model, folder: str) -> None:
+    """Fills the parameters from the safetensors of ``folder``; every rank reads its own shards.
+
+    Raises:
+        ConfigError: no safetensors, or one that lacks a tensor.
+    """
+    if not list(Path(folder).glob("*.safetensors")):
+        raise ConfigError(f"[model] path has no .safetensors file, got {folder!r}.")
+    for part in model.parts:
+        wanted = model.adapter.to_hf(part.state_dict())
+        if model.config.tied and HEAD in wanted:
+            # The file holds the embedding alone; an untied head begins as a copy of it.
+            renamed = {EMBEDDING: wanted.pop(HEAD)}
+            _read(renamed, folder)
+            head = renamed[EMBEDDING]
+            _read(wanted, folder)
+            wanted[HEAD] = head
+        else:
+            _read(wanted, folder)
+        part.load_state_dict(model.adapter.from_hf(wanted))
+
+
+def _read(tensors: dict[str, Any], folder: str) -> None:
+    try:
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"[model] path {folder!r} does not hold what its config.json says: {error}"
+        ) from error
+
+
+@torch.no_grad()
+def stream(model: Model, pp_group: dist.ProcessGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (Hugging Face name, full tensor) on every rank, block by block; a collective.
+
+    At most one block's tensors exist in full at a time, so consume it whole. A tied head is not yielded.
+    """
+    yield from _blocks(model, pp_group)
+
+
+def _blocks(model: Model, pp_group: dist.ProcessGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
+    names = ["tok_embeddings", *(f"layers.{index}" for index in range(model.config.num_layers)), "norm"]
+    if not model.tied:
+        names.append("lm_head")
+    for name in names:
+        part = next((part for part in model.parts if _block(part, name) is not None), None)
+        block = {} if part is None else _full_block(model, part, name)
+        yield from block.items() if pp_group is None else _from_owner(block, pp_group)
+
+
+def _block(part: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    found: torch.nn.Module | None = part
+    for step in name.split("."):
+        if isinstance(found, torch.nn.ModuleDict):
+            found = found[step] if step in found else None  # noqa: SIM401  # ModuleDict has no get
+        else:
+            found = getattr(found, step, None)
+        if found is None:
+            return None
+    return found
+
+
+def _full_block(model: Model, part: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
+    block = _block(part, name)
+    assert block is not None
+    full = {
+        key: value.full_tensor() if isinstance(value, DTensor) else value
+        for key, value in block.state_dict(prefix=f"{name}.").items()
+    }
+    converted: dict[str, torch.Tensor] = model.adapter.to_hf(full)
+    return converted
+
+
+def _from_owner(
+    block: dict[str, torch.Tensor], group: dist.ProcessGroup
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the block of the pipeline stage that has it, on every stage."""
+    rank = dist.get_rank(group)
+    described: list[Any] = [None] * dist.get_world_size(group)
+    mine = [(key, value.shape, value.dtype) for key, value in block.items()]
+    dist.all_gather_object(described, mine, group=group)
+    owner = next(index for index, found in enumerate(described) if found)
+    for key, shape, dtype in described[owner]:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        value = block[key].contiguous() if rank == owner else torch.empty(shape, dtype=dtype, device=device)
+        dist.broadcast(value, group=group, group_src=owner)
+        yield key, value
+
+
+def export(
+    model: Model,
+    pp_group: dist.ProcessGroup | None,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Writes a Hugging Face folder (config, tokenizer, safetensors) that transformers loads; a collective.
+
+    Args:
+        dtype: of the file. float32 keeps the master weights as they are; in bfloat16 small updates are
+            rounded away.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    is_writer = dist.get_rank() == 0
+    if is_writer:
+        folder.mkdir(parents=True, exist_ok=True)
+    held: dict[str, torch.Tensor] = {}
+    files: list[dict[str, torch.Tensor]] = []
+    index: dict[str, int] = {}
+
+    def close() -> None:
+        number = len(files) + 1
+        save_file(held, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
+        index.update(dict.fromkeys(held, number))
+        files.append({})
+        held.clear()
+
+    for name, value in stream(model, pp_group):
+        if not is_writer:
+            continue
+        held[name] = value.to(dtype=dtype, device="cpu").contiguous()
+        if sum(tensor.nbytes for tensor in held.values()) >= SHARD_BYTES:
+            close()
+    if is_writer:
+        if held:
+            close()
+        _finish(folder, index, len(files))
+        _copy_rest(Path(model.folder), folder, model.tied, dtype)
+    dist.barrier()
+
+
+def _finish(folder: Path, index: dict[str, int], count: int) -> None:
+    """Gives the files the names that transformers looks for, and writes their index if there are several."""
+    if count == 1:
+        (folder / "part-1.safetensors").replace(folder / "model.safetensors")
+        return
+    names = {number: f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)}
+    for number, name in names.items():
+        (folder / f"part-{number}.safetensors").replace(folder / name)
+    weight_map = {key: names[number] for key, number in index.items()}
+    size = sum((folder / name).stat().st_size for name in names.values())
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2)
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def _copy_rest(source: Path, folder: Path, tied: bool, dtype: torch.dtype) -> None:
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config |= {"tie_word_embeddings": tied, "dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in source.iterdir():
+        if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
+            shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,208 @@
+"""Log-prob and entropy of hidden states: the only code with a vocabulary axis.
+
+The logits of 256 tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
+The matrix products are plain; what is done to a row of logits are the two kernels below, which compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+__all__ = [
+    "CHUNK",
+    "EAGER",
+    "Kernels",
+    "TokenStatistics",
+    "row_gradient",
+    "row_statistics",
+    "token_statistics",
+]
+
+CHUNK = 256
+"""Tokens whose logits exist at one time."""
+
+
+class TokenStatistics(NamedTuple):
+    """All float32; replicated over the vocabulary's ranks."""
+
+    logprob: torch.Tensor
+    """[S, K] log softmax(z / temperature) at ids, nats."""
+    entropy: torch.Tensor
+    """[S] nats, differentiable."""
+    sum_pi_squared: torch.Tensor
+    """[S] sum of the squared probabilities; no gradient."""
+
+
+class RowStatistics(NamedTuple):
+    peak: torch.Tensor
+    """[C, 1] largest z of the row."""
+    total: torch.Tensor
+    """[C, 1] sum of e = exp(z - peak)."""
+    weighted: torch.Tensor
+    """[C, 1] sum of e * z."""
+    squares: torch.Tensor
+    """[C, 1] sum of e^2."""
+
+
+def row_statistics(logits: torch.Tensor, temperature: float) -> RowStatistics:
+    """Returns the sums from which log-normaliser, entropy and sum of squares follow, z = logits /
+    temperature.
+
+    Args:
+        logits: [C, V/tp] any float. temperature: > 0.
+    """
+    z = _scaled(logits, temperature)
+    peak = z.amax(-1, keepdim=True)
+    e = (z - peak).exp_()
+    weighted, squares = torch.linalg.vecdot(e, z), torch.linalg.vecdot(e, e)
+    return RowStatistics(peak, e.sum(-1, keepdim=True), weighted.unsqueeze(-1), squares.unsqueeze(-1))
+
+
+def row_gradient(
+    logits: torch.Tensor,
+    temperature: float,
+    log_normaliser: torch.Tensor,
+    logprob_gradient: torch.Tensor,
+    entropy: torch.Tensor,
+    entropy_gradient: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns [C, V/tp] ``-pi (g + g_H (log pi + H)) / temperature`` in the logits' dtype.
+
+    That is d loss / d logits but for the ``+ g / temperature`` at the chosen ids.
+
+    Args:
+        log_normaliser, logprob_gradient (summed over ids), entropy, entropy_gradient: [C, 1] float32.
+    """
+    log_pi = _scaled(logits, temperature) - log_normaliser
+    if entropy_gradient is None:
+        gradient = log_pi.exp_().mul_(logprob_gradient / -temperature)
+    else:
+        slope = (log_pi + entropy).mul_(entropy_gradient).add_(logprob_gradient)
+        gradient = log_pi.exp_().mul_(slope).div_(-temperature)
+    return gradient.to(logits.dtype)
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits.float() if temperature == 1 else logits.float() / temperature
+
+
+class Kernels(NamedTuple):
+    """The two row kernels, as they are or compiled."""
+
+    statistics: Callable[[torch.Tensor, float], RowStatistics]
+    gradient: Callable[..., torch.Tensor]
+
+
+EAGER = Kernels(row_statistics, row_gradient)
+Group: TypeAlias = Any
+"""A process group, or None; torch.distributed is imported by whoever has one."""
+
+
+def token_statistics(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    group: Group = None,
+    vocab_start: int = 0,
+    kernels: Kernels = EAGER,
+) -> TokenStatistics:
+    """Returns log softmax(hidden @ weight.T / temperature) at ``ids`` with entropy and sum of squares.
+
+    The gradient to ``hidden`` is partial over ``group``: its sum over the ranks is the gradient.
+
+    Args:
+        hidden: [S, D]. weight: [V/tp, D], rows ``vocab_start ...`` of the head, sharded on V over ``group``.
+        ids: [S, K] int64 token ids.
+    """
+    values = _TokenStatistics.apply(hidden, weight, ids, temperature, group, vocab_start, kernels)
+    return TokenStatistics(*values)
+
+
+class _TokenStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        temperature: float,
+        group: Group,
+        vocab_start: int,
+        kernels: Kernels,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        local = ids - vocab_start
+        mine = (local >= 0) & (local < weight.shape[0])
+        local = local.clamp(0, weight.shape[0] - 1)
+        logprob = hidden.new_empty(ids.shape, dtype=torch.float32)
+        entropy, squares = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
+        log_normaliser = logprob.new_empty(len(hidden), 1)
+        for part in _parts(len(hidden)):
+            logits = hidden[part] @ weight.t()
+            picked = logits.gather(-1, local[part]).float() / temperature
+            picked = torch.where(mine[part], picked, 0.0)
+            rows = kernels.statistics(logits, temperature)
+            if group is not None:
+                rows, picked = _reduce(rows, picked, group)
+            log_normaliser[part] = rows.peak + rows.total.log()
+            logprob[part] = picked - log_normaliser[part]
+            entropy[part] = (log_normaliser[part] - rows.weighted / rows.total).squeeze(-1)
+            squares[part] = (rows.squares / rows.total.square()).squeeze(-1)
+        ctx.save_for_backward(hidden, weight, local, mine, log_normaliser, entropy)
+        ctx.temperature, ctx.kernels = temperature, kernels
+        ctx.mark_non_differentiable(squares)
+        return logprob, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, local, mine, log_normaliser, entropy = ctx.saved_tensors
+        by_logprob, by_entropy, _ = gradients
+        if by_logprob is None:
+            by_logprob = torch.zeros(local.shape, device=hidden.device)
+        by_logprob = by_logprob.float()
+        total = by_logprob.sum(-1, keepdim=True)
+        picks = torch.where(mine, by_logprob, 0.0) / ctx.temperature
+        if by_entropy is not None:
+            by_entropy = by_entropy.float().unsqueeze(-1)
+        hidden_gradient = torch.empty_like(hidden)
+        # Summed in float32 whatever the compute dtype: a head sees thousands of tokens.
+        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for part in _parts(len(hidden)):
+            logits = hidden[part] @ weight.t()
+            gradient = ctx.kernels.gradient(
+                logits,
+                ctx.temperature,
+                log_normaliser[part],
+                total[part],
+                entropy[part].unsqueeze(-1),
+                None if by_entropy is None else by_entropy[part],
+            )
+            gradient.scatter_add_(-1, local[part], picks[part].to(gradient.dtype))
+            hidden_gradient[part] = gradient @ weight
+            if weight.dtype == torch.float32:
+                weight_gradient.addmm_(gradient.t(), hidden[part])
+            else:
+                weight_gradient.add_(gradient.t() @ hidden[part])
+        return hidden_gradient, weight_gradient.to(weight.dtype), None, None, None, None, None
+
+
+def _parts(length: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, length, CHUNK)]
+
+
+def _reduce(rows: RowStatistics, picked: torch.Tensor, group: Group) -> tuple[RowStatistics, torch.Tensor]:
+    """Returns both summed over the vocabulary's ranks: one max, one sum."""
+    peak = rows.peak.clone()
+    torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX, group)
+    shrink = (rows.peak - peak).exp()
+    packed = torch.cat(
+        [rows.total * shrink, rows.weighted * shrink, rows.squares * shrink.square(), picked], dim=-1
+    )
+    torch.distributed.all_reduce(packed, group=group)
+    total, weighted, squares = packed[:, :3].split(1, -1)
+    return RowStatistics(peak, total, weighted, squares), packed[:, 3:]
