@@ -43,7 +43,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Returns a function that writes a file, ``experiment.toml`` with the lab's experiment unless told otherwise."""
+    """Returns a function that writes a file: the lab's experiment unless told otherwise."""
 
     def write(text: str = EXPERIMENT, name: str = "experiment.toml") -> Path:
         path = tmp_path / name

@@ -22,56 +22,115 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["reference="], "[algorithm.kl] kl 'lab_kl' in the loss reads 'ref_logprob', which no stage writes; "
-                         "add a [reference] table."),
+        (
+            ["reference="],
+            (
+                "[algorithm.kl] kl 'lab_kl' in the loss reads 'ref_logprob', which no stage writes; "
+                "add a [reference] table."
+            ),
+        ),
         (["algorithm.kl="], "[reference] is read by no component; remove the table, or add [algorithm.kl]."),
-        (["reward="], "[algorithm.advantage] advantage 'lab_advantage' reads 'reward', which no stage writes; "
-                      "add a [[reward]]."),
-        (["algorithm.advantage="], "[algorithm.loss] loss 'lab_loss' reads 'advantage', which no stage writes; "
-                                   "add an [algorithm.advantage] table."),
-        ([CLIPPED.format("value")], "[algorithm.loss] loss 'lab_loss' reads 'value', which no stage writes; "
-                                    "choose another component"),
-        ([CLIPPED.format("old_logprobs")], "reads 'old_logprobs', which no stage writes; "
-                                           "did you mean 'old_logprob'?"),
+        (
+            ["reward="],
+            (
+                "[algorithm.advantage] advantage 'lab_advantage' reads 'reward', which no stage writes; "
+                "add a [[reward]]."
+            ),
+        ),
+        (
+            ["algorithm.advantage="],
+            (
+                "[algorithm.loss] loss 'lab_loss' reads 'advantage', which no stage writes; "
+                "add an [algorithm.advantage] table."
+            ),
+        ),
+        (
+            [CLIPPED.format("value")],
+            (
+                "[algorithm.loss] loss 'lab_loss' reads 'value', which no stage writes; "
+                "choose another component"
+            ),
+        ),
+        (
+            [CLIPPED.format("old_logprobs")],
+            ("reads 'old_logprobs', which no stage writes; did you mean 'old_logprob'?"),
+        ),
         ([CLIPPED.format("zzz")], "reads 'zzz', which no stage writes; it is no key of the batch."),
         ([CLIPPED.format("keep")], "reads 'keep', which no stage writes; add an [[algorithm.correction]]."),
-        (["algorithm.filter=[{name='lab_filter', key='lab_mtach'}]"],
-         "[algorithm.filter.0] filter 'lab_filter' reads 'rewards.lab_mtach', which no stage writes; "
-         "did you mean 'lab_match'? add a [[reward]] labelled 'lab_mtach'."),
-        (["reward=[{name='lab_length', correct='lab_match'}, {name='lab_match'}]"],
-         "[reward.0] reward 'lab_length' reads 'rewards.lab_match', which no stage writes before it; "
-         "order the tables"),
-        (["algorithm.kl.placement=reward"],
-         "[algorithm.kl] placement 'reward' puts the KL into token_reward, which advantage 'lab_advantage' "
-         "does not read"),
-        (["algorithm.kl.placement=reward", "algorithm.kl.importance_weight=true"],
-         "[algorithm.kl] importance_weight must be false for placement 'reward', got true"),
-        (["algorithm.kl.placement=advantage", "algorithm.kl.gradient=straight_through_k2"],
-         "[algorithm.kl] gradient must be 'pathwise' for placement 'advantage', got 'straight_through_k2'"),
-        (["loop.samples_per_prompt=1"],
-         "[loop] samples_per_prompt must be >= 2 for advantage 'lab_advantage', got 1"),
-        (["loop.minibatches=3"], "[loop] prompts_per_step must be a multiple of minibatches (3) times "
-                                 "data-parallel ranks (1), got 8"),
+        (
+            ["algorithm.filter=[{name='lab_filter', key='lab_mtach'}]"],
+            (
+                "[algorithm.filter.0] filter 'lab_filter' reads 'rewards.lab_mtach', which no stage writes; "
+                "did you mean 'lab_match'? add a [[reward]] labelled 'lab_mtach'."
+            ),
+        ),
+        (
+            ["reward=[{name='lab_length', correct='lab_match'}, {name='lab_match'}]"],
+            (
+                "[reward.0] reward 'lab_length' reads 'rewards.lab_match', which no stage writes before it; "
+                "order the tables"
+            ),
+        ),
+        (
+            ["algorithm.kl.placement=reward"],
+            (
+                "[algorithm.kl] placement 'reward' puts the KL into token_reward, which advantage 'lab_advantage' "
+                "does not read"
+            ),
+        ),
+        (
+            ["algorithm.kl.placement=reward", "algorithm.kl.importance_weight=true"],
+            "[algorithm.kl] importance_weight must be false for placement 'reward', got true",
+        ),
+        (
+            ["algorithm.kl.placement=advantage", "algorithm.kl.gradient=straight_through_k2"],
+            "[algorithm.kl] gradient must be 'pathwise' for placement 'advantage', got 'straight_through_k2'",
+        ),
+        (
+            ["loop.samples_per_prompt=1"],
+            "[loop] samples_per_prompt must be >= 2 for advantage 'lab_advantage', got 1",
+        ),
+        (
+            ["loop.minibatches=3"],
+            (
+                "[loop] prompts_per_step must be a multiple of minibatches (3) times "
+                "data-parallel ranks (1), got 8"
+            ),
+        ),
         (["parallelism.data_parallel_shard_degree=3"], "data-parallel ranks (3), got 8"),
         (["training.seq_len=32"], "[training] seq_len must be > [sampler] max_response_tokens (32), got 32"),
         (["sampler.top_k=5"], "[sampler] top_k must be off in training, got 5"),
-        (["reward=[{name='lab_match'}, {name='lab_match'}]"],
-         "[reward.1] label must be unique, got 'lab_match' again"),
-        (["algorithm.entropy={name='lab_adaptive'}"],
-         "[algorithm.entropy] name must steer an entropy, got 'lab_adaptive', which steers a KL"),
-        (["algorithm.kl.coefficient=", "algorithm.kl.controller={name='lab_entropy'}"],
-         "[algorithm.kl] controller.name must steer a KL term, got 'lab_entropy'"),
-        (["algorithm.loss={name='lab_critic'}"],
-         "[algorithm.loss] name must train a language model, got 'lab_critic', which needs a value head."),
-        (["algorithm.denominator=kept"],
-         "[algorithm] denominator must be 'trainable' without a [[algorithm.correction]], got 'kept'"),
-        (["evaluation={prompts={name='lab_source', dataset='x'}, samples_per_prompt=4}"],
-         "[evaluation] samples_per_prompt must be 1 at temperature 0, got 4"),
+        (
+            ["reward=[{name='lab_match'}, {name='lab_match'}]"],
+            "[reward.1] label must be unique, got 'lab_match' again",
+        ),
+        (
+            ["algorithm.entropy={name='lab_adaptive'}"],
+            "[algorithm.entropy] name must steer an entropy, got 'lab_adaptive', which steers a KL",
+        ),
+        (
+            ["algorithm.kl.coefficient=", "algorithm.kl.controller={name='lab_entropy'}"],
+            "[algorithm.kl] controller.name must steer a KL term, got 'lab_entropy'",
+        ),
+        (
+            ["algorithm.loss={name='lab_critic'}"],
+            "[algorithm.loss] name must train a language model, got 'lab_critic', which needs a value head.",
+        ),
+        (
+            ["algorithm.denominator=kept"],
+            "[algorithm] denominator must be 'trainable' without a [[algorithm.correction]], got 'kept'",
+        ),
+        (
+            ["evaluation={prompts={name='lab_source', dataset='x'}, samples_per_prompt=4}"],
+            "[evaluation] samples_per_prompt must be 1 at temperature 0, got 4",
+        ),
         (["checkpoint.keep_latest_k=1"], "[checkpoint] keep_latest_k must be 0 (all) or >= 2, got 1"),
-        (["parallelism.data_parallel_shard_degree=0"],
-         "[parallelism] data_parallel_shard_degree must be >= 1, or -1, got 0"),
+        (
+            ["parallelism.data_parallel_shard_degree=0"],
+            "[parallelism] data_parallel_shard_degree must be >= 1, or -1, got 0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tables_that_do_not_fit_are_refused(write: Write, overrides: list[str], message: str) -> None:
     assert message in refusal(write, *overrides)
 

@@ -81,7 +81,7 @@ def test_drop_removes_tables_and_keys_of_the_base(write: Write) -> None:
     assert experiment.algorithm.kl is None
     assert experiment.reference is None
     assert experiment.algorithm.loss.clip_low == 0.2  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="algorithm.kll is not there to be dropped; did you mean 'kl'?"):
+    with pytest.raises(ConfigError, match=r"algorithm\.kll is not there to be dropped; did you mean .kl.\?"):
         load(write('base = "whole.toml"\ndrop = "algorithm.kll"'))
 
 
@@ -90,7 +90,7 @@ def test_base_that_leads_in_a_circle_or_nowhere_is_refused(write: Write, tmp_pat
     write('base = "one.toml"', "two.toml")
     with pytest.raises(ConfigError, match="base leads in a circle"):
         load(tmp_path / "one.toml")
-    with pytest.raises(ConfigError, match="no such file: .*thre.toml"):
+    with pytest.raises(ConfigError, match=r"no such file: .*thre\.toml"):
         load(write('base = "thre.toml"'))
     with pytest.raises(ConfigError, match="base must be a string or an array of strings, got 3"):
         load(write("base = 3"))
