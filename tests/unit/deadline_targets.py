@@ -44,7 +44,7 @@ def leave_children(note: str) -> str:
     script = "import subprocess as s, sys; "
     script += "print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
     command = [sys.executable, "-c", script, sys.executable, "-c", "import time; time.sleep(60)"]
-    orphan = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    orphan = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=30)
     with open(note, "w") as file:
         file.write(f"{child.pid} {orphan.stdout.strip()}")
     time.sleep(60)

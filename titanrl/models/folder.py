@@ -65,14 +65,14 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
     vocab_size, num_tokens = int(config["vocab_size"]), _num_tokens(path / "tokenizer.json", where)
     if num_tokens > vocab_size:
         raise ConfigError(
-            f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding has "
-            f"{vocab_size} rows; use the tokenizer that the model was trained with."
+            f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding "
+            f"has {vocab_size} rows; use the tokenizer that the model was trained with."
         )
     rows = _embedding_rows(path, where)
     if rows is not None and rows != vocab_size:
         raise ConfigError(
-            f"{where} has the wrong vocabulary: config.json says vocab_size = {vocab_size}, the stored embedding "
-            f"has {rows} rows; restore the config.json that belongs to the weights."
+            f"{where} has the wrong vocabulary: config.json says vocab_size = {vocab_size}, the stored "
+            f"embedding has {rows} rows; restore the config.json that belongs to the weights."
         )
     return ModelInfo(
         path=path,
@@ -128,7 +128,8 @@ def _embedding_rows(path: Path, where: str) -> int | None:
         raise ConfigError(f"{where} has no model.safetensors; make one with `titanrl model import`.")
     try:
         with safe_open(str(path / file), framework="numpy") as weights:
-            return int(weights.get_slice(name).get_shape()[0]) if name in weights.keys() else None  # noqa: SIM118
+            names = weights.keys()
+            return int(weights.get_slice(name).get_shape()[0]) if name in names else None
     except (SafetensorError, FileNotFoundError) as error:
         raise ConfigError(
             f"{where}: {file} can't be read: {error}; import or download the model again."

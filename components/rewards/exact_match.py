@@ -1,0 +1,59 @@
+"""Whether the answer's text, box, tag or number is the reference's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from titanrl.ops.text import last_boxed, last_number, last_tag, texts
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["ExactMatch"]
+
+
+@register("reward", "exact_match")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactMatch:
+    r"""1 iff what is extracted from the response equals the reference answer, else 0.
+
+    boxed: content of the last balanced ``\boxed{...}``; answer_tag: content of the last
+    ``<answer>...</answer>``; whole: the response. Both sides: white space runs become one space, stripped,
+    case folded if ignore_case. number: the last number of each text, thousands commas removed, compared as
+    floats; none on either side: 0.
+
+    Source: the usual verifiable reward, e.g. arXiv 2501.12948 section 2.2.2.
+    """
+
+    extract: Literal["boxed", "number", "answer_tag", "whole"] = "boxed"
+    """What of the response is compared."""
+    ignore_case: bool = True
+    """Whether upper and lower case are the same."""
+    in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        """Returns [n] float32, 1 or 0."""
+        pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
+        return torch.tensor([float(self._is_right(*pair)) for pair in pairs], dtype=torch.float32)
+
+    def _is_right(self, response: str, answer: str) -> bool:
+        if self.extract == "number":
+            found, wanted = last_number(response), last_number(answer)
+            # Numbers beyond the range of floats would all be equal as infinities.
+            return found is not None and found == wanted and math.isfinite(found)
+        if self.extract == "boxed":
+            text = last_boxed(response)
+        elif self.extract == "answer_tag":
+            text = last_tag(response, "answer")
+        else:
+            text = response
+        return text is not None and self._normal(text) == self._normal(answer)
+
+    def _normal(self, text: str) -> str:
+        text = " ".join(text.split())
+        return text.casefold() if self.ignore_case else text

@@ -1,0 +1,60 @@
+"""Length shaping: right answers better when short, wrong ones less bad when long."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["LengthCosine"]
+
+
+@register("reward", "length_cosine")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCosine:
+    """f = (1 + cos(pi min(T/max_length, 1))) / 2, T = number of trainable tokens: 1 at T = 0, 0 at the end.
+
+    Right (the named reward is > .5): min_correct + (max_correct - min_correct) f.
+    Wrong: max_wrong + (min_wrong - max_wrong) f.
+
+    Source: cosine reward, arXiv 2502.03373 section 4.1.
+    """
+
+    max_length: int
+    """Length at which the curve ends, tokens, >= 1."""
+    correct: str
+    """Label of the reward that says whether the answer is right."""
+    min_wrong: float = -1.0
+    """Value of the shortest wrong answer."""
+    max_wrong: float = -0.5
+    """Value of the longest wrong answer."""
+    min_correct: float = 0.5
+    """Value of the longest right answer."""
+    max_correct: float = 1.0
+    """Value of the shortest right answer."""
+
+    @property
+    def in_keys(self) -> tuple[tuple[str, ...], ...]:
+        return (("rewards", self.correct),)
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be >= 1, got {self.max_length}.")
+        for key in ("min_wrong", "max_wrong", "min_correct", "max_correct"):
+            if not math.isfinite(getattr(self, key)):
+                raise ValueError(f"{key} must be finite, got {getattr(self, key)}.")
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        """Returns [n] float32."""
+        length = batch["loss_mask"].sum(1).float()
+        curve = (1 + torch.cos(math.pi * (length / self.max_length).clamp(max=1))) / 2
+        right = self.min_correct + (self.max_correct - self.min_correct) * curve
+        wrong = self.max_wrong + (self.min_wrong - self.max_wrong) * curve
+        return torch.where(batch["rewards", self.correct] > 0.5, right, wrong)

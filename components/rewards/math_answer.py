@@ -1,0 +1,92 @@
+"""Whether the answer is mathematically the reference, by symbolic algebra under a deadline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from titanrl.deadline import call_each
+from titanrl.ops.text import last_boxed, texts
+from titanrl.registry import register
+
+# No torch at module level: the grading workers import this file.
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+__all__ = ["MathAnswer", "grade"]
+
+
+@register("reward", "math_answer")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathAnswer:
+    r"""1 iff math-verify finds the response equivalent to the answer, else 0.
+
+    The response's last balanced ``\boxed{...}`` is graded; without one, what math-verify extracts from the
+    text. The answer is read by the same rules; without a `$` or a box it is taken as a formula. Equivalence
+    is asked in both directions, so it doesn't depend on which side is the reference. Unparsable texts equal
+    nothing, not even each other. math-verify's own timeouts need the main thread's signals: they are off,
+    the deadline is the pool's.
+
+    Source: math-verify 0.9.
+    """
+
+    deadline_seconds: float = 5.0
+    """Time limit of one answer, seconds, > 0; a late one scores `failure`."""
+    failure: float = 0.0
+    """Score of an answer on which grading failed or was late."""
+    in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline_seconds < math.inf:
+            raise ValueError(f"deadline_seconds must be in (0, inf), got {self.deadline_seconds}.")
+        if not math.isfinite(self.failure):
+            raise ValueError(f"failure must be finite, got {self.failure}.")
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        """Returns [n] float32: 1, 0 or failure."""
+        import torch
+
+        scores = [self.failure if score is None else score for score in self.scores(batch)]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def scores(self, batch: TensorDict) -> list[float | None]:
+        """Returns one score a row, None where grading failed or was late."""
+        pairs = list(zip(texts(batch, "response"), texts(batch, "answer"), strict=True))
+        outcomes = call_each(
+            grade, pairs, deadline_seconds=self.deadline_seconds, imports=("math_verify", "sympy.solvers")
+        )
+        return [outcome.value for outcome in outcomes]
+
+
+def grade(response: str, answer: str) -> float:
+    """Returns 1 iff response and answer are equivalent; runs in a worker, may take forever."""
+    from math_verify import verify
+
+    wanted = _parse(answer if "$" in answer or last_boxed(answer) is not None else f"${answer}$")
+    found = _parse(response)
+    if not wanted or not found:
+        return 0.0
+    # A comparison that can't be decided raises; that is no equivalence, and the other direction may still
+    # decide.
+    return float(
+        verify(wanted, found, timeout_seconds=None, raise_on_error=False)
+        or verify(found, wanted, timeout_seconds=None, raise_on_error=False)
+    )
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    boxed = last_boxed(text)
+    if boxed is not None:
+        # Inside a box all is formula; the plain reader would take single numbers out of what LaTeX can't
+        # read.
+        text, targets = f"${' '.join(boxed.replace('$', ' ').split())}$", [LatexExtractionConfig()]
+    else:
+        targets = [LatexExtractionConfig(), ExprExtractionConfig()]
+    found: list[Any] = parse(
+        text, extraction_config=targets, fallback_mode="no_fallback", parsing_timeout=None
+    )
+    return found
