@@ -74,8 +74,8 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
         (
             ["algorithm.kl.placement=reward"],
             (
-                "[algorithm.kl] placement 'reward' puts the KL into token_reward, which advantage 'lab_advantage' "
-                "does not read"
+                "[algorithm.kl] placement 'reward' puts the KL into token_reward, which advantage "
+                "'lab_advantage' does not read"
             ),
         ),
         (

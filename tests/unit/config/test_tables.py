@@ -1,4 +1,4 @@
-"""The tables' keys, types and defaults: against TorchTitan's own, against a snapshot, and their documentation."""
+"""The tables' keys, types, defaults and documentation: against TorchTitan's own and against a snapshot."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def defaults_now() -> dict[str, dict[str, str]]:
 
 
 def test_defaults_are_those_of_the_snapshot() -> None:
-    # A changed default changes experiments that don't state it, so it belongs into the changelog. To accept it:
+    # A changed default changes experiments that don't state it, so the changelog tells it. To accept it:
     # python -m tests.unit.config.test_tables
     assert defaults_now() == json.loads(SNAPSHOT.read_text())
 

@@ -1,0 +1,23 @@
+"""An experiment whose model exists, so that the command line finds nothing wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.config.conftest import EXPERIMENT
+from titanrl.models.tiny import create
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create(tmp_path_factory.mktemp("models") / "tiny", context=128)
+
+
+@pytest.fixture
+def file(tmp_path: Path, model: Path) -> Path:
+    path = tmp_path / "lab.toml"
+    text = EXPERIMENT.replace("models/none", str(model)) + "[training]\nseq_len = 128\n"
+    path.write_text(text)
+    return path

@@ -1,0 +1,189 @@
+"""The commands as a user types them; what they start is replaced by a recorder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+from typer.testing import CliRunner, Result
+
+from titanrl import __version__
+from titanrl.cli import app
+from titanrl.config import load
+
+
+def titanrl(*arguments: object, **environment: str) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments], env={**NO_LAUNCHER, **environment})
+
+
+NO_LAUNCHER: dict[str, Any] = dict.fromkeys(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS")
+)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
+    """What the loop was asked to train, instead of training."""
+    seen: list[tuple[Any, bool]] = []
+    loop = types.ModuleType("titanrl.loop.loop")
+    loop.train = lambda experiment, resume: seen.append((experiment, resume))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "titanrl.loop.loop", loop)
+    return seen
+
+
+def test_version_and_help_answer() -> None:
+    assert titanrl("--version").output.strip() == __version__
+    for command in ("train", "check", "show", "components", "model", "export"):
+        assert command in titanrl("--help").output
+        assert titanrl(command, "--help").exit_code == 0
+
+
+def test_check_tells_right_from_wrong_files_and_reads_them_all(file: Path, tmp_path: Path) -> None:
+    result = titanrl("check", file)
+    assert result.exit_code == 0, result.output
+    assert "lab.toml: right" in result.output
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(file.read_text().replace("steps = 2", "stesp = 2"))
+    result = titanrl("check", wrong, file, tmp_path / "none.toml")
+    assert result.exit_code == 2
+    assert "[loop] stesp is not a key, got 2; did you mean 'steps'?" in result.output
+    assert "lab.toml: right" in result.output
+    assert "no such file" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_check_takes_overrides(file: Path) -> None:
+    assert "[loop] steps must be in [1, inf), got 0" in titanrl("check", file, "--set", "loop.steps=0").output
+
+
+def test_check_with_nproc_asks_whether_ranks_fit(file: Path) -> None:
+    assert titanrl("check", file, "--nproc", 4).exit_code == 0
+    result = titanrl("check", file, "--nproc", 3)
+    assert result.exit_code == 2
+    assert "times data-parallel ranks (3), got 8" in result.output
+    tensor_parallel = ["--set", "parallelism.tensor_parallel_degree=2", "--nproc"]
+    assert titanrl("check", file, *tensor_parallel, 4).exit_code == 0
+    assert "must multiply to the 3 processes" in titanrl("check", file, *tensor_parallel, 3).output
+
+
+def test_model_that_is_missing_or_too_short_is_found_before_the_run(file: Path) -> None:
+    for command in ("check", "train"):
+        result = titanrl(command, file, "--set", "model.path=models/nowhere")
+        assert result.exit_code == 2
+        assert "[model] path must be a model folder" in result.output
+        assert "titanrl model get" in result.output
+        result = titanrl(command, file, "--set", "training.seq_len=129")
+        assert result.exit_code == 2
+        assert "[training] seq_len must be <= 128" in result.output
+
+
+def test_show_prints_a_file_that_is_the_experiment_and_the_dataflow(file: Path, tmp_path: Path) -> None:
+    result = titanrl("show", file)
+    assert result.exit_code == 0, result.output
+    text, _, flow = result.output.partition("Dataflow of a step")
+    resolved = tmp_path / "resolved.toml"
+    resolved.write_text(text.rpartition("\n")[0])
+    assert load(resolved) == load(file)
+    for word in ("sample", "ref_logprob", "loss 'lab_loss'", "rewards.lab_match"):
+        assert word in flow
+
+
+def test_show_schema_is_json_and_needs_no_file() -> None:
+    schema = json.loads(titanrl("show", "--schema").output)
+    assert "algorithm" in schema["properties"]
+    assert titanrl("show").exit_code == 2
+
+
+def test_components_lists_kinds_names_and_one_in_full() -> None:
+    everything = titanrl("components").output
+    assert "ppo_clip" in everything
+    assert "zero_variance" in everything
+    assert "ppo_clip" not in titanrl("components", "kl").output
+    one = titanrl("components", "loss", "ppo_clip").output
+    for part in ("1707.06347", "clip_high", "0.2", "Reads: old_logprob, advantage", "ppo_clip.py"):
+        assert part in one
+    wrong = titanrl("components", "loss", "ppo_clp")
+    assert wrong.exit_code == 2
+    assert "did you mean 'ppo_clip'?" in wrong.output
+
+
+def test_components_shows_those_of_an_import(tmp_path: Path) -> None:
+    path = tmp_path / "cli_lab.py"
+    path.write_text(
+        "from dataclasses import dataclass\nfrom titanrl import register\n\n"
+        "@register('loss', 'cli_lab_loss')\n@dataclass(frozen=True, kw_only=True)\n"
+        "class Lab:\n    '''Returns nothing much.'''\n    width: float = 1.5\n    '''How wide.'''\n"
+    )
+    output = titanrl("components", "loss", "cli_lab_loss", "--import", path).output
+    assert "Returns nothing much." in output
+    assert "How wide." in output
+
+
+def test_train_hands_the_experiment_to_the_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:
+    result = titanrl("train", file, "--set", "loop.steps=3", "--resume")
+    assert result.exit_code == 0, result.output
+    ((experiment, resume),) = runs
+    assert (experiment.loop.steps, resume) == (3, True)
+
+
+def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command[1:]]))
+    monkeypatch.setitem(sys.modules, "titanrl.loop.loop", types.SimpleNamespace(train=lambda *_, **__: None))
+    titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
+    assert commands == [
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
+            "titanrl", "train", str(file), "--set=loop.steps=3", "--resume",
+        ]
+    ]  # fmt: skip
+
+
+def test_train_under_a_launcher_is_one_rank_and_starts_nothing(
+    file: Path, runs: list[tuple[Any, bool]]
+) -> None:
+    rank = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert titanrl("train", file, **rank).exit_code == 0
+    assert len(runs) == 1
+    result = titanrl("train", file, "--nproc", 2, RANK="0", WORLD_SIZE="2")
+    assert result.exit_code == 2
+    assert "--nproc must not be given under a launcher" in result.output
+    # Of several ranks with the same mistake one speaks.
+    silent = titanrl("train", file, "--set", "loop.steps=0", **rank)
+    assert silent.exit_code == 2
+    assert silent.output == ""
+
+
+def test_train_refuses_a_number_of_ranks_that_groups_do_not_divide(file: Path) -> None:
+    result = titanrl("train", file, RANK="0", WORLD_SIZE="3")
+    assert result.exit_code == 2
+    assert "[loop] prompts_per_step must be a multiple" in result.output
+
+
+def test_options_have_no_abbreviations(file: Path) -> None:
+    result = titanrl("train", file, "--resum")
+    assert result.exit_code == 2
+    assert "No such option: --resum" in result.output
+
+
+def test_model_get_of_an_unknown_name_lists_the_known() -> None:
+    result = titanrl("model", "get", "smollm2-135")
+    assert result.exit_code == 2
+    assert "did you mean 'smollm2-135m'?" in result.output
+
+
+def test_shown_file_states_every_default(file: Path) -> None:
+    text = titanrl("show", file).output.partition("Dataflow")[0].rpartition("\n")[0]
+    table = tomli.loads(text)
+    assert table["optimizer"]["beta2"] == 0.95
+    assert table["algorithm"]["loss"] == {
+        "name": "lab_loss",
+        "clip_low": 0.1,
+        "clip_high": 0.2,
+        "reads": ["old_logprob", "advantage"],
+    }

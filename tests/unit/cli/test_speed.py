@@ -1,0 +1,41 @@
+"""Commands that only read settings must not pay for torch."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROBE = """
+import sys
+from titanrl.cli import main
+sys.argv = ["titanrl", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {"torch._C", "tensordict", "torchtitan", "transformers", "vllm"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["check", "FILE"], ["show", "FILE"], ["show", "--schema"], ["components"],
+     ["components", "loss", "ppo_clip"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
+    file: Path, arguments: list[str]
+) -> None:
+    command = [sys.executable, "-c", PROBE, *(str(file) if word == "FILE" else word for word in arguments)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode == 0, result.stderr + result.stdout
+    # Processor time, so that a busy machine does not fail it.
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < 2.0
