@@ -41,10 +41,11 @@ def score_rewards(
     """Returns ``{("rewards", label): [N], "reward": [N]}``, float32 and finite, and failures by metric name.
 
     ``reward = sum_k weight_k r_k``; the others are unweighted. A function that raises (BaseException too),
-    returns something else than N numbers, or takes longer than its deadline_seconds for the batch is asked row
-    by row, with the same deadline for each: a row on which it fails scores ``failure`` and is counted, the others
-    keep their scores. Rewards that keep their own deadlines say which rows failed through a method ``scores``. A
-    reward that reads another one is called after it. KeyboardInterrupt of the user passes through.
+    returns something else than N numbers, or takes longer than its deadline_seconds for the batch is asked
+    row by row, with the same deadline for each: a row on which it fails scores ``failure`` and is counted,
+    the others keep their scores. Rewards that keep their own deadlines say which rows failed through a
+    method ``scores``. A reward that reads another one is called after it. KeyboardInterrupt of the user
+    passes through.
 
     Raises:
         ConfigError: a reward reads another one that is not there, or two have one label.

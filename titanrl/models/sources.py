@@ -102,9 +102,7 @@ def import_model(
             with tempfile.TemporaryDirectory(prefix="titanrl-model-") as scratch:
                 _copy(_from_hub(str(source), Path(scratch)), partial)
         else:
-            raise ConfigError(
-                f"model source '{source}' is no file, folder or hub id; give PATH, owner/name or a .gguf file."
-            )
+            raise ConfigError(f"model source '{source}' is no file, folder or hub id; give one of these.")
         info: ModelInfo = inspect(partial, called=source)
     if not info.has_chat_template:
         say("Its tokenizer has no chat template: state [model] chat_template, or use plain-text prompts.")

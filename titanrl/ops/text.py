@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["last_boxed", "last_number", "last_tag", "texts"]
+__all__ = ["last_boxed", "last_number", "last_number_text", "last_tag", "texts"]
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+")
 BOXED = re.compile(r"\\boxed\s*\{")
@@ -44,8 +44,14 @@ def last_boxed(text: str) -> str | None:
 
 def last_number(text: str) -> float | None:
     """Returns the last number written in ``text``, thousands commas removed; None if there is none."""
+    found = last_number_text(text)
+    return None if found is None else float(found)
+
+
+def last_number_text(text: str) -> str | None:
+    """Returns the last number as it is written, thousands commas removed; None if there is none."""
     found = [match[0] for match in NUMBER.finditer(text)]
-    return float(found[-1].replace(",", "")) if found else None
+    return found[-1].replace(",", "") if found else None
 
 
 def last_tag(text: str, tag: str) -> str | None:
