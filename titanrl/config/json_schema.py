@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from titanrl.config.docs import key_docs
 from titanrl.config.dump import to_table
 from titanrl.config.experiment import Experiment
-from titanrl.decode import Component, Extended, element, settable
+from titanrl.decode import Extended, element, settable
 from titanrl.registry import component_class, names
 
 __all__ = ["file_schema"]
@@ -22,71 +22,64 @@ Schema = dict[str, Any]
 
 
 def file_schema() -> Schema:
-    """Returns the schema of an experiment file; no table is required, as a base file may hold it."""
+    """Returns the schema of an experiment file.
+
+    Nothing but a component's name is required, because a base file may hold it; a component's table may
+    leave even that to its base.
+    """
     schema = _table(Experiment)
     strings = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    schema["properties"]["base"] = {**strings, "description": "Files to build on, relative to this one."}
-    schema["properties"]["imports"] |= strings
-    schema["properties"]["drop"] = {
-        **strings,
-        "description": "Keys or tables of the base files to leave out.",
-    }
-    del schema["required"]  # A file with a base may leave out any table.
+    imports = schema["properties"].pop("imports")["description"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "titanrl experiment",
-        "description": inspect.cleandoc(Experiment.__doc__ or "").partition("\n")[0],
         **schema,
+        "properties": {
+            "base": {**strings, "description": "Files to build on, relative to this one."},
+            "drop": {**strings, "description": "Keys or tables of the base files to leave out."},
+            "imports": {**strings, "description": imports},
+            **schema["properties"],
+        },
     }
 
 
-def _of(hint: Any) -> Schema:
+def _of(hint: Any, *, whole: bool = False) -> Schema:
+    """Returns the schema of a value; ``whole``: a component's table that no base file completes."""
     plain, marker = element(hint)
-    if isinstance(marker, Component):
-        return {"oneOf": [_component(marker.kind, name) for name in names(marker.kind)]}
-    if isinstance(marker, Extended):
-        outer = _table(plain, without=marker.field)
-        options = []
-        for name in names(marker.kind):
-            option = _component(marker.kind, name)
-            option["properties"] = {**outer["properties"], **option["properties"]}
-            options.append(option)
+    if marker is not None:
+        own = _table(plain, without=marker.field)["properties"] if isinstance(marker, Extended) else {}
+        options = [_component(marker.kind, name, own) for name in names(marker.kind)]
+        if not whole:
+            over = "keys laid over the component that the base file names"
+            options.append({"title": over, "type": "object", "not": {"required": ["name"]}})
         return {"oneOf": options}
     args = typing.get_args(plain)
     if typing.get_origin(plain) is tuple and element(args[0])[1] is not None:
-        return {"type": "array", "items": _of(args[0])}
+        return {"type": "array", "items": _of(args[0], whole=True)}
     if is_dataclass(plain):
         return _table(typing.cast(type, plain))
     schema: Schema = TypeAdapter(plain).json_schema()
     return schema
 
 
-def _component(kind: str, name: str) -> Schema:
-    cls = component_class(kind, name)
-    schema = _table(cls)
-    schema["properties"] = {"name": {"const": name}, **schema["properties"]}
-    schema["required"] = ["name", *schema["required"]]
-    schema["title"] = f"{kind} {name}"
-    return schema
+def _component(kind: str, name: str, own: Schema) -> Schema:
+    """Returns the schema of one component's table; ``own``: keys that are the table's, not the component's."""
+    schema = _table(component_class(kind, name))
+    schema["properties"] = {"name": {"const": name}, **own, **schema["properties"]}
+    return {"title": f"{kind} {name}", **schema, "required": ["name"]}
 
 
 def _table(cls: type, without: str = "") -> Schema:
-    docs, properties, required = key_docs(cls), {}, []
+    docs, properties = key_docs(cls), {}
     for key, (field, hint) in settable(cls).items():
-        if key == without:
-            continue
-        properties[key] = {
-            **_of(hint),
-            **({"description": docs[key]} if key in docs else {}),
-            **_default(field),
-        }
-        if field.default is MISSING and field.default_factory is MISSING:
-            required.append(key)
+        if key != without:
+            has_default = field.default is not MISSING or field.default_factory is not MISSING
+            text = " ".join(filter(None, (docs.get(key, ""), "" if has_default else "Required.")))
+            properties[key] = {**_of(hint), **({"description": text} if text else {}), **_default(field)}
     return {
         "type": "object",
-        "description": inspect.cleandoc(cls.__doc__ or ""),
+        "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")[0],
         "properties": properties,
-        "required": required,
         "additionalProperties": False,
     }
 
