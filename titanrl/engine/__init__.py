@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from titanrl.engine.checkpoint import has_checkpoint
 from titanrl.engine.engine import Engine, EngineConfig
-from titanrl.engine.mesh import set_threads
+from titanrl.engine.mesh import set_threads, start
 
-__all__ = ["Engine", "EngineConfig", "has_checkpoint", "set_threads"]
+__all__ = ["Engine", "EngineConfig", "has_checkpoint", "set_threads", "start"]

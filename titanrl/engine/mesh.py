@@ -17,7 +17,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
 
-__all__ = ["Mesh", "join", "set_threads"]
+__all__ = ["Mesh", "join", "set_threads", "start"]
 
 TIMEOUT = timedelta(minutes=30)
 """A rank may sample, score and save while the others wait."""
@@ -56,15 +56,7 @@ def join(table: Parallelism) -> Mesh:
     Raises:
         ConfigError: degrees that don't multiply to the number of processes.
     """
-    device = _device()
-    if not dist.is_initialized():
-        backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
-        if "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend, timeout=TIMEOUT)
-        else:
-            dist.init_process_group(
-                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
-            )  # no port is opened
+    device = start()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     fixed = (
         table.data_parallel_replicate_degree * table.tensor_parallel_degree * table.pipeline_parallel_degree
@@ -100,6 +92,18 @@ def join(table: Parallelism) -> Mesh:
         dp_degree=1 if batch is None else batch.size(),
         dp_group=None if batch is None else batch.get_group(),
     )
+
+
+def start() -> torch.device:
+    """Returns this rank's device, with the process group up: torchrun's, or one of a single process."""
+    device = _device()
+    if not dist.is_initialized():
+        backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
+        if "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        else:  # no port is opened
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    return device
 
 
 def set_threads(local_world_size: int | None = None) -> int:

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from titanrl.config.dump import to_table
+from titanrl.engine import start
 from titanrl.errors import TrainingError
 from titanrl.loop import exchange
 from titanrl.loop.estimate import estimate, weigh
@@ -42,7 +43,8 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
         TrainingError: nothing is left to train on.
     """
     run, report, steps = experiment.run, experiment.report, experiment.loop.steps
-    folder = RunFolder.open(run.folder, run.name, resume=resume)
+    start()
+    folder = RunFolder(exchange.agree(RunFolder.choose(run.folder, run.name, resume=resume)))
     with closing(open_session(experiment, folder.path, resume=resume)) as session:
         done = session.state.step
         if session.is_main and not resume:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from titanrl.loop.prompts import PromptFeed
 from titanrl.loop.state import LoopState
 from titanrl.loop.tokens import Tokens
@@ -87,9 +89,11 @@ class Session:
 
 def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Session:
     """Returns the live parts, built in the order that lets vLLM join the trainer's process group."""
-    from titanrl.engine import Engine, EngineConfig
+    from titanrl.engine import Engine, EngineConfig, set_threads
 
     settings, algorithm, seed = experiment.sampler, experiment.algorithm, experiment.run.seed
+    set_threads()
+    torch.manual_seed(seed)
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
     room = experiment.training.seq_len - settings.max_response_tokens
     feed = PromptFeed(experiment.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room)

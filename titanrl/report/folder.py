@@ -42,9 +42,9 @@ class RunFolder:
         self.curves = path / "curves.png"
 
     @classmethod
-    def open(cls, parent: str, name: str | None, *, resume: bool) -> RunFolder:
+    def choose(cls, parent: str, name: str | None, *, resume: bool) -> Path:
         """Returns the folder of a new run, or with ``resume`` that of the newest run of the name."""
-        return (cls.latest if resume else cls.new)(Path(parent), name or "run")
+        return (cls.latest if resume else cls.new)(Path(parent), name or "run").path
 
     @classmethod
     def new(cls, parent: Path, name: str) -> RunFolder:
