@@ -27,7 +27,7 @@ Extract = Literal["auto", "answer_tag", "boxed", "number", "last_line", "whole"]
 class ReasoningGym:
     r"""The score that the task gives to the extracted answer, clipped to [0, 1]; nothing extracted: 0.
 
-    extract: auto = the last <answer>...</answer>, else the last balanced ``\boxed{...}``, else the whole text;
+    extract: auto = the last <answer>...</answer>, else the last balanced ``\boxed{...}``, else all;
     the other choices take just one form. number, the last number of the response, suits arithmetic tasks and
     models too weak for tags: many scorers give part of the score when the right answer is only contained in
     the text.

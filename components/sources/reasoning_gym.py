@@ -97,8 +97,8 @@ class GeneratedQuestions:
             if wanted == "all" or is_held_out(entry["question"]) == (wanted == "held_out"):
                 return entry
         raise ConfigError(
-            f"source 'reasoning_gym': the task {self.settings.dataset!r} has no question for split {wanted!r} "
-            f"among {MAX_TRIES}; widen its options, or take split = 'all'."
+            f"source 'reasoning_gym': the task {self.settings.dataset!r} has no question for split "
+            f"{wanted!r} among {MAX_TRIES}; widen its options, or take split = 'all'."
         )
 
     def _dataset(self, attempt: int) -> Any:

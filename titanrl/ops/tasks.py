@@ -91,14 +91,20 @@ def check_task(dataset: str, options: Iterable[str] = ()) -> None:
 
 def encode_entry(entry: dict[str, Any]) -> str:
     """Returns a task's entry as text: JSON where that keeps it, a Python literal where tuples need one."""
-    text = json.dumps(entry, default=str)
-    if json.loads(text) == entry:
-        return text
+    try:
+        text = json.dumps(entry)
+        if json.loads(text) == entry:
+            return text
+    except (TypeError, ValueError):
+        pass
     literal = repr(entry)
     try:
-        return literal if ast.literal_eval(literal) == entry else text
+        if ast.literal_eval(literal) == entry:
+            return literal
     except (ValueError, SyntaxError):
-        return text
+        pass
+    # Some objects of a task stand in no scorer's way: their text is enough.
+    return json.dumps(entry, default=str, skipkeys=True)
 
 
 def decode_entry(text: str) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""The reasoning-gym source and reward: repeatable, held out by text, scored by the task's own scorer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import titanrl
+from titanrl.ops.tasks import decode_entry, encode_entry, task_options
+
+EASY = {"max_terms": 2, "max_digits": 1}
+
+
+def source(**keys: Any) -> Any:
+    return titanrl.build("source", {"name": "reasoning_gym", "dataset": "chain_sum", "options": EASY, **keys})
+
+
+def questions(prompts: Any) -> set[str]:
+    return {prompts[index].messages[-1]["content"] for index in range(len(prompts))}
+
+
+def score(responses: list[str], answer: str, **keys: Any) -> list[float]:
+    text = {"response": responses, "answer": [answer] * len(responses)}
+    mask = torch.ones(len(responses), 1, dtype=torch.bool)
+    batch = TensorDict({"loss_mask": mask, "text": text}, batch_size=[len(responses)])
+    reward = titanrl.build("reward", {"name": "reasoning_gym", "dataset": "chain_sum", **keys})
+    return [round(value, 4) for value in reward(batch).tolist()]
+
+
+def test_questions_are_a_function_of_seed_and_index() -> None:
+    first, again, other = source(size=50).open(), source(size=50).open(), source(size=50, seed=1).open()
+    found = [first[index] for index in range(50)]
+    assert found == [again[index] for index in reversed(range(50))][::-1]
+    assert found != [other[index] for index in range(50)]
+
+
+def test_held_out_questions_are_never_trained_on() -> None:
+    train, held_out = source(size=1000).open(), source(size=60, split="held_out", seed=5).open()
+    asked = questions(train)
+    assert len(asked) > 100
+    assert not asked & questions(held_out)
+
+
+def test_prompt_holds_template_and_system() -> None:
+    prompts = source(system="Be brief.", template="{question} {x}").open()
+    system, user = prompts[3].messages
+    assert system == {"role": "system", "content": "Be brief."}
+    assert user["role"] == "user"
+    assert user["content"] == decode_entry(prompts[3].answer)["question"] + " {x}"
+
+
+@pytest.mark.parametrize(
+    ("extract", "scores"),
+    [
+        # The scorer of chain_sum gives len(oracle) / len(answer) when the oracle is contained in the answer.
+        ("auto", [1.0, 0.2, 1.0, 1.0, 0.0]),
+        ("number", [1.0, 1.0, 1.0, 1.0, 0.0]),
+        ("answer_tag", [0.0, 0.0, 1.0, 0.0, 0.0]),
+        ("boxed", [0.0, 0.0, 0.0, 1.0, 0.0]),
+        ("whole", [1.0, 0.2, 0.1053, 0.1538, 0.0]),
+        ("last_line", [1.0, 0.2, 0.1053, 1.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("is_entry", [True, False], ids=["entry", "bare"])
+def test_reward_scores_what_is_extracted(extract: str, scores: list[float], is_entry: bool) -> None:
+    answer = "12"
+    if is_entry:
+        answer = encode_entry({"question": "7 + 5 =", "answer": "12", "metadata": {"terms": (7, 5)}})
+    responses = ["12", "It is  12.", "<answer>12</answer>", "I think\n \\boxed{12}", "13"]
+    if extract in ("whole", "last_line"):
+        responses[3] = "I say that\n12"
+    assert score(responses, answer, extract=extract) == scores
+
+
+def test_entry_survives_as_text() -> None:
+    for entry in (
+        {"question": "q", "answer": "1", "metadata": {"a": [1, 2.5, None, True]}},
+        {"question": "q", "answer": None, "metadata": {(1, 2): ((1,), {3})}},
+    ):
+        assert decode_entry(encode_entry(entry)) == entry
+
+
+@pytest.mark.parametrize("text", ["72", "", "{", "[1, 2]", "{'a': 1}", "__import__('os')", "(" * 500])
+def test_text_that_is_no_entry_is_the_answer(text: str) -> None:
+    assert decode_entry(text) == {"question": "", "answer": text, "metadata": {}}
+
+
+def test_options_are_read_without_the_package() -> None:
+    assert task_options("chain_sum") == {
+        "min_terms",
+        "max_terms",
+        "min_digits",
+        "max_digits",
+        "allow_negation",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
+        ({"options": {"max_term": 2}}, "options.max_term is no setting of the task"),
+        ({"size": 0}, "size must be >= 1"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"split": "heldout"}, "did you mean 'held_out'"),
+        ({"template": "question"}, "template must contain {question}"),
+    ],
+)
+def test_source_refuses_a_wrong_table(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(titanrl.ConfigError) as error:
+        source(**keys)
+    assert message in str(error.value)
+
+
+def test_source_says_when_the_task_refuses_its_options() -> None:
+    with pytest.raises(titanrl.ConfigError, match="'chain_sum' refuses them: max_terms must be >= min_terms"):
+        source(options={"min_terms": 3, "max_terms": 2}).open()
+
+
+def test_source_says_when_nothing_can_be_held_out() -> None:
+    only = {"min_terms": 1, "max_terms": 1, "max_digits": 1}
+    everything = questions(source(split="all", options=only, size=500).open())
+    assert len(everything) == 10
+    sides = []
+    for split in ("train", "held_out"):
+        try:
+            sides.append(questions(source(split=split, options=only, size=100).open()))
+        except titanrl.ConfigError as error:
+            assert "has no question for split" in str(error)  # noqa: PT017
+            sides.append(set())
+    assert sides[0] | sides[1] == everything
+    assert not sides[0] & sides[1]
