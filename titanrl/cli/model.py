@@ -43,6 +43,6 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="Folder to make.", show_default=False)],
 ) -> None:
     """Write a run's newest weights as a Hugging Face folder that transformers loads."""
-    from titanrl.engine.export import export_run
+    from titanrl.loop.export import export_run
 
     typer.echo(f"{export_run(run, to)} is ready.")

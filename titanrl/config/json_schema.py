@@ -63,7 +63,7 @@ def _of(hint: Any, *, whole: bool = False) -> Schema:
 
 
 def _component(kind: str, name: str, own: Schema) -> Schema:
-    """Returns the schema of one component's table; ``own``: keys that are the table's, not the component's."""
+    """Returns the schema of one component's table; ``own``: further keys of that table."""
     schema = _table(component_class(kind, name))
     schema["properties"] = {"name": {"const": name}, **own, **schema["properties"]}
     return {"title": f"{kind} {name}", **schema, "required": ["name"]}

@@ -1,0 +1,25 @@
+"""The weights alone out of a checkpoint, whatever mesh wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+__all__ = ["load_weights", "newest_checkpoint"]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Returns the newest whole checkpoint in a run's folder of checkpoints."""
+    whole = [path for path in folder.glob("step-*") if (path / ".metadata").is_file()]
+    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
+
+def load_weights(modules: Iterable[torch.nn.Module], checkpoint: Path) -> None:
+    """Fills the modules with a checkpoint's weights; optimizer and loop state are left alone. A collective."""
+    for module in modules:
+        state = module.state_dict()
+        dcp.load(state, checkpoint_id=str(checkpoint))
+        module.load_state_dict(state)
