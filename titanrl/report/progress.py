@@ -30,12 +30,20 @@ class StepView:
 
     Args:
         steps: of the whole run. start: first step of this process. enabled: false on all ranks but the first.
+        live: false prints lines on a terminal too.
     """
 
     def __init__(
-        self, steps: int, *, start: int = 0, enabled: bool = True, console: Console | None = None
+        self,
+        steps: int,
+        *,
+        start: int = 0,
+        enabled: bool = True,
+        live: bool = True,
+        console: Console | None = None,
     ) -> None:
         self.console = console or Console()
+        self.is_live = enabled and live and self.console.is_terminal
         self.enabled, self.steps, self.done = enabled, steps, start
         self._start, self._began = start, time.monotonic()
         self._last: dict[str, float] = {}
@@ -48,7 +56,7 @@ class StepView:
         self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
-        if self.live:
+        if self.is_live:
             self._live.start()
         return self
 
@@ -77,9 +85,9 @@ class StepView:
         if not self.enabled:
             return
         self._bar.update(self._task, completed=self.done, left=f"{_clock(self.seconds_left())} left")
-        if self._live.is_started:
+        if self.is_live:
             self._live.update(self._view())
-        elif not self.live:
+        else:
             shown = [
                 f"{label} {form.format(self._last[key])}" for label, key, form in SHOWN if key in self._last
             ]
