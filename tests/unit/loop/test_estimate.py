@@ -239,5 +239,5 @@ def test_metrics_do_not_depend_on_the_order_of_rows() -> None:
         advantage={"name": "gae"}, correction=[{"name": "tis"}], filter=[{"name": "reward_range"}]
     )
     _, metrics = estimate(batch, chosen)
-    _, shuffled = estimate(batch[torch.randperm(len(batch))], chosen)
-    assert shuffled == pytest.approx(metrics, rel=1e-5)
+    _, shuffled = estimate(batch[torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])], chosen)
+    assert shuffled == pytest.approx(metrics, rel=1e-5, abs=1e-6)  # The mean of whitened numbers is near 0.
