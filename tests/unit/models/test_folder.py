@@ -1,0 +1,112 @@
+"""What a model folder must hold, and what is said when it doesn't."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanrl import ConfigError
+from titanrl.models import inspect
+from titanrl.models.folder import atomic_folder
+from titanrl.models.tiny import create
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return create(tmp_path / "tiny")
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_facts_of_a_folder_are_read(folder: Path) -> None:
+    info = inspect(folder)
+    assert info.architecture == "LlamaForCausalLM"
+    assert info.max_length == 256
+    assert info.is_tied
+    assert info.has_chat_template
+    assert info.vocab_size % 8 == 0
+    assert info.vocab_size - 8 < info.num_tokens <= info.vocab_size
+
+
+def test_qwen3_is_supported(tmp_path: Path) -> None:
+    info = inspect(create(tmp_path / "qwen", family="qwen3", tied=False))
+    assert (info.architecture, info.is_tied) == ("Qwen3ForCausalLM", False)
+
+
+def test_sharded_weights_are_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = {"model.embed_tokens.weight": "model-00001-of-00001.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert inspect(folder).vocab_size > 0
+    change(folder / "config.json", vocab_size=4096)
+    with pytest.raises(ConfigError, match="wrong vocabulary"):
+        inspect(folder)
+
+
+def more_tokens(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["€"] = 5000
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            "config.json must hold an object, got list",
+        ),
+        (
+            lambda folder: change(folder / "config.json", architectures=["GPT2LMHeadModel"]),
+            "architecture 'GPT2LMHeadModel' is not supported",
+        ),
+        (
+            lambda folder: change(folder / "config.json", quantization_config={"quant_method": "gptq"}),
+            "holds quantized weights",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json can't be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99),
+            "model.safetensors can't be read",
+        ),
+        (
+            lambda folder: change(folder / "config.json", vocab_size=4096),
+            "wrong vocabulary: config.json says",
+        ),
+        (more_tokens, "wrong vocabulary: its tokenizer knows 5001 token ids"),
+    ],
+)
+def test_spoiled_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], message: str) -> None:
+    spoil(folder)
+    with pytest.raises(ConfigError) as error:
+        inspect(folder)
+    assert message in str(error.value)
+    assert f"model folder '{folder}'" in str(error.value)
+
+
+def test_missing_folder_is_refused_with_a_remedy() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'nowhere' does not exist; get one with `titanrl model get smollm2-135m`"
+    ):
+        inspect("nowhere")
+
+
+def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "model"
+    with pytest.raises(FileNotFoundError), atomic_folder(target) as partial:
+        (partial / "missing" / "file").touch()
+    assert list(target.parent.iterdir()) == []
+    with atomic_folder(target) as partial:
+        (partial / "file").touch()
+    assert [path.name for path in target.parent.iterdir()] == ["model"]
+    assert (target / "file").stat().st_mode & 0o777 == 0o644
