@@ -7,6 +7,7 @@ FlexAttention reads the line directly, with the same rows written as a block mas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +52,11 @@ class RowAttention(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.layouts: Sequence[RowLayout] = ()
+        """Of a pipeline's micro-batches.
+
+        Its stages are handed tensors only, so a mask is a number in here.
+        """
 
     # The argument names are TorchTitan's: its sharding specs match by them.
     def forward(
@@ -59,20 +65,23 @@ class RowAttention(Module):
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: RowLayout | None = None,
+        attention_masks: RowLayout | torch.Tensor | None = None,
         scale: float | None = None,
         enable_gqa: bool = False,
         **_: Any,
     ) -> torch.Tensor:
         """Returns [B, L, N, H]; without a layout every row attends to itself, causally."""
+        layout = attention_masks
+        if isinstance(layout, torch.Tensor):
+            layout = self.layouts[int(layout)]
         inputs = (q_BLNH, k_BLNH, v_BLNH)
-        if attention_masks is not None:
-            inputs = tuple(_ToRows.apply(x, attention_masks) for x in inputs)
+        if layout is not None:
+            inputs = tuple(_ToRows.apply(x, layout) for x in inputs)
         query, key, value = (x.transpose(1, 2) for x in inputs)
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=enable_gqa
         ).transpose(1, 2)
-        return out if attention_masks is None else _FromRows.apply(out, attention_masks)
+        return out if layout is None else _FromRows.apply(out, layout)
 
 
 class _ToRows(torch.autograd.Function):
@@ -118,18 +127,25 @@ def attention_config(device_type: str) -> Module.Config:
     return FlexAttention.Config() if device_type == "cuda" else RowAttention.Config()
 
 
-def attention_masks(config: Module.Config, layout: RowLayout) -> RowLayout | BlockMask:
-    """Returns what the model's forward takes as ``attention_masks`` for this inner attention."""
-    if not isinstance(config, FlexAttention.Config):
-        return layout
-    row, group = layout.row[0], layout.group[0]
+def attention_masks(
+    config: Module.Config, layouts: Sequence[RowLayout], numbers: torch.Tensor | None = None
+) -> RowLayout | torch.Tensor | BlockMask:
+    """Returns what the model's forward takes as ``attention_masks`` for this inner attention.
 
-    def attends(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        mine = row[query] == row[key]
-        prompt = (row[key] < 0) & (group[query] == group[key])
+    Args:
+        layouts: one, or those of a pipeline's micro-batches, of equal T. numbers: [n] int64, 0 .. n-1, then.
+    """
+    if not isinstance(config, FlexAttention.Config):
+        return layouts[0] if numbers is None else numbers.unsqueeze(1)
+    row = torch.cat([layout.row for layout in layouts])
+    group = torch.cat([layout.group for layout in layouts])
+
+    def attends(line: torch.Tensor, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        mine = row[line, query] == row[line, key]
+        prompt = (row[line, key] < 0) & (group[line, query] == group[line, key])
         return (query >= key) & (mine | prompt)
 
-    length = row.shape[0]
+    lines, length = row.shape
     return create_attention_mask(
-        attends, 1, None, length, length, device=row.device, BLOCK_SIZE=config.block_size
+        attends, lines, None, length, length, device=row.device, BLOCK_SIZE=config.block_size
     )

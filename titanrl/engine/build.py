@@ -6,8 +6,7 @@ Built on meta, parallelized, given memory, filled with weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
@@ -43,8 +42,12 @@ class Model:
     tied: bool
     """Whether head and embedding are one parameter here; never under pipeline parallelism."""
     folder: str
+    stages: list[Any] = field(default_factory=list)
+    """Pipeline stages of this rank, torch's wrappers of the parts; none without pipelining."""
+    schedule_name: str = ""
     schedule: Any = None
-    """Pipeline schedule, or None."""
+    """The pipeline schedule last used, and the number and length of micro-batches it is for."""
+    schedule_sizes: tuple[int, int] = (0, 0)
     is_first: bool = True
     """Whether this rank holds the embedding."""
     is_last: bool = True
@@ -78,7 +81,6 @@ def build_model(
     compile: Compile,
     dtype: str | None = None,
     trainable: bool = True,
-    loss: Callable[..., Any] | None = None,
 ) -> Model:
     """Returns the model of ``folder`` with its weights, wrapped by FSDP2 at every degree.
 
@@ -87,7 +89,6 @@ def build_model(
     Args:
         dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
             mixed_precision_param.
-        loss: what a pipeline's last stage calls with (hidden states, row numbers); needed with pipelining.
 
     Raises:
         ConfigError: an unknown architecture; seq_len beyond the model's context.
@@ -146,14 +147,16 @@ def build_model(
         folder=folder,
     )
     if pipelined:
-        model.schedule, model.parts, model.is_first, model.is_last = spec.pipelining_fn(
+        schedule, model.parts, model.is_first, model.is_last = spec.pipelining_fn(
             whole,
             device=mesh.device,
             model_config=spec.model,
             parallelize_fn=spec.parallelize_fn,
-            loss_fn=loss,
+            loss_fn=_no_loss,
             **options,
         )
+        model.stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        model.schedule_name = mesh.parallelism.pipeline_parallel_schedule
     else:
         model.parts = [spec.parallelize_fn(whole, **options)]
     for part in model.parts:
@@ -168,6 +171,10 @@ def build_model(
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)
     return model
+
+
+def _no_loss(*_: Any) -> Any:
+    raise AssertionError("the schedule that TorchTitan built only brings the stages")
 
 
 def _allocate(part: Decoder, device: torch.device) -> None:

@@ -31,12 +31,13 @@ from titanrl.engine.checkpoint import Checkpoints
 from titanrl.engine.head import compiled_kernels
 from titanrl.engine.mesh import join
 from titanrl.engine.optimizer import build_optimizers, build_schedule
+from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
 from titanrl.engine.role import Role
 from titanrl.metrics import Sums
 from titanrl.objective import Objective
 from titanrl.ops.logprob import EAGER
-from titanrl.protocols import Stateful
+from titanrl.protocols import PolicyOutputs, Stateful
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -186,6 +187,15 @@ class Engine:
         return self._mesh.dp_group
 
     @property
+    def tensor_parallel_degree(self) -> int:
+        return self._mesh.dims.tp
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether head and embedding are one parameter, which ``weights`` yields under the embedding's name."""
+        return self._policy.model.tied
+
+    @property
     def modules(self) -> list[torch.nn.Module]:
         """The policy's TorchTitan Decoders on this rank, weights sharded: one, or the pipeline's stages."""
         return list(self._policy.model.parts)
@@ -210,18 +220,21 @@ class Engine:
         function = self._objective(objective)
         numbers = torch.tensor(coefficients, dtype=torch.float32, device=self.device)
         self._optimizers.zero_grad()
-        sums: dict[str, list[torch.Tensor]] = {}
-        tokens = 0.0
+        sums: dict[int, dict[str, torch.Tensor]] = {}
+
+        def use(outputs: PolicyOutputs, micro_batch: MicroBatch) -> torch.Tensor:
+            loss, parts = function(outputs, micro_batch.batch, numbers)
+            # By identity: a pipeline calls for some micro-batches twice.
+            sums[id(micro_batch)] = {
+                name: torch.stack(pair).detach().double() for name, pair in parts.items()
+            }
+            return loss
+
         micro_batches = self._policy.micro_batches(rows)
-        for index, micro_batch in enumerate(micro_batches):
-            self._keep_gathered(index + 1 < len(micro_batches))
-            loss, parts = function(self._policy.forward(micro_batch), micro_batch.batch, numbers)
-            loss.backward()
-            tokens += micro_batch.tokens.numel() if len(micro_batch.rows) else 0
-            for name, pair in parts.items():
-                sums.setdefault(name, []).append(torch.stack(pair).detach().double())
-        metrics = reduce_sums({name: torch.stack(pairs).sum(0) for name, pairs in sums.items()}, self._mesh)
-        return metrics | self._step() | {"update/computed_tokens": (tokens, 1.0)}
+        self._policy.run(micro_batches, use)
+        metrics = reduce_sums(list(sums.values()), self._mesh)
+        tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
+        return metrics | self._step() | {"update/computed_tokens": (float(tokens), 1.0)}
 
     def _step(self) -> Sums:
         """Clips, steps the optimizer unless the gradient is broken, moves the schedule on."""
@@ -243,18 +256,6 @@ class Engine:
             "update/lr": (rate, 1.0),
             "update/skipped": (float(not is_finite), 1.0),
         }
-
-    def _keep_gathered(self, more: bool) -> None:
-        """On one data-parallel rank, gradients stay as they are and weights stay gathered until the last
-        micro-batch.
-
-        On several, FSDP frees and reduces after each, which bounds memory by the shards.
-        """
-        if not self._mesh.is_alone:
-            return
-        for part in self._policy.model.parts:
-            part.set_requires_gradient_sync(not more)
-            part.set_reshard_after_backward(not more)
 
     def _objective(self, objective: Objective) -> Callable[..., Any]:
         if not self._compiles:

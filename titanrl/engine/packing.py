@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from titanrl.engine.attention import RowLayout
 
-__all__ = ["MicroBatch", "blank", "lay_out", "plan"]
+__all__ = ["MicroBatch", "blank", "lay_out", "pad_to", "plan"]
 
 
 class MicroBatch(NamedTuple):
@@ -145,6 +145,40 @@ def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
         batch_size=[1],
     )
     return lay_out(row, torch.tensor([0]), device)._replace(rows=torch.zeros(0, dtype=torch.int64))
+
+
+def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:
+    """Returns the micro-batch with its line padded to ``length`` tokens, in rows of their own.
+
+    Pipeline stages want lines of one length, sequence parallelism one that its ranks divide.
+    """
+    tokens, layout = micro_batch.tokens, micro_batch.layout
+    missing = length - tokens.shape[1]
+    if missing <= 0:
+        return micro_batch
+    num_rows, old = int(layout.num_rows), tokens.shape[1]
+    width = layout.token.shape[1] // num_rows
+    added = -(-missing // width)
+    device = tokens.device
+    extra = torch.arange(missing, device=device)
+    slots = torch.full((added * width,), old, device=device)
+    slots[:missing] = old + extra
+    row = num_rows + extra // width
+
+    def append(x: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, tail.unsqueeze(0)], dim=1)
+
+    return micro_batch._replace(
+        tokens=append(tokens, torch.zeros_like(extra)),
+        positions=append(micro_batch.positions, extra % width),
+        layout=layout._replace(
+            token=append(layout.token, slots),
+            place=append(layout.place, num_rows * width + extra),
+            row=append(layout.row, row),
+            group=append(layout.group, row),
+            num_rows=layout.num_rows + added,
+        ),
+    )
 
 
 def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 
 from titanrl.engine.mesh import Mesh
 from titanrl.metrics import Sums
 
-__all__ = ["reduce_sums"]
+__all__ = ["from_last_stage", "reduce_sums"]
+
+T = TypeVar("T")
 
 
-def reduce_sums(sums: dict[str, torch.Tensor], mesh: Mesh) -> Sums:
+def reduce_sums(parts: Sequence[dict[str, torch.Tensor]], mesh: Mesh) -> Sums:
     """Returns {name: (sum, count)} over all data-parallel ranks, the same on every rank; one device read.
 
     Args:
-        sums: {name: [2] float64}, the same names on every rank that has a head; empty on other pipeline
-            stages.
+        parts: {name: [2] float64} of each micro-batch, the same names everywhere; none on the pipeline stages
+            without a head.
     """
-    names = sorted(sums)
     result: Sums = {}
-    if names:
-        table = torch.stack([sums[name] for name in names])
+    if parts:
+        names = sorted(parts[0])
+        table = torch.stack([torch.stack([part[name] for part in parts]).sum(0) for name in names])
         if mesh.dp_group is not None:
             dist.all_reduce(table, group=mesh.dp_group)
         result = {name: (value, count) for name, (value, count) in zip(names, table.tolist(), strict=True)}
-    if mesh.pp_group is not None:
-        box = [result]
-        dist.broadcast_object_list(box, group=mesh.pp_group, group_src=dist.get_world_size(mesh.pp_group) - 1)
-        result = box[0]
-    return result
+    return from_last_stage(result, mesh.pp_group)
+
+
+def from_last_stage(value: T, pp_group: dist.ProcessGroup | None) -> T:
+    """Returns what the last pipeline stage holds, on every stage; small CPU things only."""
+    if pp_group is None:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, group=pp_group, group_src=dist.get_world_size(pp_group) - 1)
+    return box[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
 
 __all__ = ["load_weights", "newest_checkpoint"]
 
@@ -18,8 +18,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def load_weights(modules: Iterable[torch.nn.Module], checkpoint: Path) -> None:
-    """Fills the modules with a checkpoint's weights; optimizer and loop state are left alone. A collective."""
+    """Fills the modules with a checkpoint's weights, and nothing else with anything else. A collective."""
     for module in modules:
         state = module.state_dict()
-        dcp.load(state, checkpoint_id=str(checkpoint))
+        load(state, checkpoint_id=str(checkpoint))
         module.load_state_dict(state)

@@ -5,7 +5,7 @@ The policy and the frozen reference are roles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,9 @@ from titanrl.engine.attention import attention_masks
 from titanrl.engine.build import Model
 from titanrl.engine.head import Request
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.packing import MicroBatch, blank, lay_out, plan
+from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
+from titanrl.engine.pipeline import run_pipeline
+from titanrl.engine.reduce import from_last_stage
 from titanrl.ops.logprob import EAGER, Kernels, TokenStatistics
 from titanrl.protocols import PolicyOutputs
 
@@ -45,11 +47,53 @@ class Role:
         count = torch.tensor(max(1, len(parts)), device=device)
         if self.mesh.dp_group is not None:
             dist.all_reduce(count, dist.ReduceOp.MAX, group=self.mesh.dp_group)
-        return parts + [blank(batch, device) for _ in range(int(count) - len(parts))]
+        # A pipeline's schedules want at least as many micro-batches as there are stages.
+        missing = max(int(count), self.mesh.dims.pp) - len(parts)
+        parts += [blank(batch, device) for _ in range(missing)]
+        tp = self.mesh.dims.tp
+        return [pad_to(part, -(-part.tokens.shape[1] // tp) * tp) for part in parts]
+
+    def run(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        use: Callable[[PolicyOutputs, MicroBatch], torch.Tensor | None],
+    ) -> None:
+        """Computes each micro-batch and hands its outputs to ``use``, on ranks that hold the head.
+
+        Where ``use`` returns a scalar, it is back-propagated before the next micro-batch is computed.
+        """
+        trains = torch.is_grad_enabled()
+        if self.model.stages:
+
+            def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
+                with self.model.head.request(self.request(micro_batch)):
+                    found = outputs(self.model.head(hidden), micro_batch)
+                loss = use(found, micro_batch)
+                return found.logprob.sum() * 0 if loss is None else loss
+
+            run_pipeline(self.model, micro_batches, hook, trains=trains)
+            return
+        for index, micro_batch in enumerate(micro_batches):
+            if trains:
+                self._keep_gathered(index + 1 < len(micro_batches))
+            loss = use(self.forward(micro_batch), micro_batch)
+            if loss is not None:
+                loss.backward()
+
+    def _keep_gathered(self, more: bool) -> None:
+        """On one data-parallel rank, gradients and gathered weights stay as they are until the last
+        micro-batch.
+
+        On several, FSDP frees and reduces after each, which bounds memory by the shards.
+        """
+        if self.mesh.is_alone:
+            for part in self.model.parts:
+                part.set_requires_gradient_sync(not more)
+                part.set_reshard_after_backward(not more)
 
     def forward(self, micro_batch: MicroBatch) -> PolicyOutputs:
         """Returns [B, L] float32 outputs, 0 where masked; gradients flow where grad mode is on."""
-        masks = attention_masks(self.model.inner_attention, micro_batch.layout)
+        masks = attention_masks(self.model.inner_attention, [micro_batch.layout])
         with self.model.head.request(self.request(micro_batch)):
             statistics: TokenStatistics = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
@@ -82,8 +126,8 @@ class Role:
         rows = batch.select(*needed)
         shape = rows["labels"].shape
         scored: dict[str, torch.Tensor] = {}
-        for micro_batch in self.micro_batches(rows):
-            values = self.forward(micro_batch)
+
+        def use(values: PolicyOutputs, micro_batch: MicroBatch) -> None:
             for key in keys:
                 value = getattr(values, key)
                 if value is None:
@@ -91,8 +135,10 @@ class Role:
                 target = scored.setdefault(key, torch.zeros((*shape, *value.shape[2:])))
                 if len(micro_batch.rows):
                     target[micro_batch.rows, : value.shape[1]] = value.cpu()
+
+        self.run(self.micro_batches(rows), use)
         self.reshard()
-        return scored
+        return from_last_stage(scored, self.mesh.pp_group)
 
     def reshard(self) -> None:
         """Frees gathered weights, so that the next forward pass gathers the weights as they are then."""

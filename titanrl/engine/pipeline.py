@@ -1,0 +1,69 @@
+"""Micro-batches through pipeline stages.
+
+Torch's schedules, the head and the loss in the last stage's hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+from titanrl.engine.attention import RowAttention, attention_masks
+from titanrl.engine.build import Model
+from titanrl.engine.packing import MicroBatch, pad_to
+
+__all__ = ["Hook", "run_pipeline"]
+
+Hook = Callable[[MicroBatch, torch.Tensor], torch.Tensor]
+"""(micro-batch, hidden states [1, T, D]) -> scalar whose gradient is wanted."""
+ROUND = 64
+"""Lines are padded to a multiple, so that stages seldom meet a new length: each costs one pass more."""
+
+
+def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, *, trains: bool) -> None:
+    """Calls ``hook`` on the last stage for each micro-batch; with ``trains`` gradients flow through all
+    stages.
+
+    Gradients are summed over micro-batches. Every stage must be given the same micro-batches.
+    """
+    length = max(micro_batch.tokens.shape[1] for micro_batch in micro_batches)
+    length = -(-length // ROUND) * ROUND
+    padded = [pad_to(micro_batch, length) for micro_batch in micro_batches]
+    tokens = torch.cat([micro_batch.tokens for micro_batch in padded])
+    positions = torch.cat([micro_batch.positions for micro_batch in padded])
+    layouts = [micro_batch.layout for micro_batch in padded]
+    numbers = torch.arange(len(padded), device=tokens.device)
+    for part in model.parts:
+        for module in part.modules():
+            if isinstance(module, RowAttention):
+                module.layouts = layouts
+    masks = attention_masks(model.inner_attention, layouts, numbers)
+
+    def last_stage(hidden: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        # torch 2.13 calls this once more than there are micro-batches, to learn shapes: results go by number.
+        return hook(padded[int(number)], hidden)
+
+    schedule = _schedule(model, len(padded), length, last_stage)
+    arguments: dict[str, Any] = {"positions": positions, "attention_masks": masks}
+    if model.is_last:
+        arguments |= {"target": numbers, "losses": []}
+    run = schedule.step if trains else schedule.eval
+    run(*([tokens] if model.is_first else []), return_outputs=False, **arguments)
+
+
+def _schedule(model: Model, num_micro_batches: int, length: int, loss: Callable[..., torch.Tensor]) -> Any:
+    """Returns the schedule for these sizes: the one of before if they are the same.
+
+    A stage's buffers are made for one number and length of micro-batches.
+    """
+    sizes = (num_micro_batches, length)
+    if model.schedule_sizes != sizes:
+        kind = get_schedule_class(model.schedule_name)
+        stages = model.stages[0] if issubclass(kind, PipelineScheduleSingle) else model.stages
+        model.schedule = kind(stages, num_micro_batches, loss_fn=loss, scale_grads=False)
+        model.schedule_sizes = sizes
+    model.schedule._loss_fn = loss
+    return model.schedule
