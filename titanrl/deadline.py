@@ -27,6 +27,7 @@ __all__ = ["DeadlinePool", "Outcome", "call_each"]
 START_SECONDS = 120.0
 """Limit for a worker to start and import; generous, since nothing of the model's runs yet."""
 MAX_WORKERS = 4
+KILL_ROUNDS = 20
 MAX_FAILED_STARTS = 3
 """So many in a row, and something is wrong that another try doesn't mend."""
 
@@ -188,28 +189,41 @@ class _Worker:
     def kill(self) -> None:
         """Ends the process and all its descendants, those too that moved to sessions of their own."""
         self.connection.close()
-        for pid in [*descendants(self.process.pid), self.process.pid]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        pid = self.process.pid
+        # Stopped, it starts nothing new, yet still adopts orphans; alone, it can't outrun the killing.
+        _send(pid, signal.SIGSTOP)
+        for _ in range(KILL_ROUNDS):
+            below = descendants(pid)
+            if not below:
+                break
+            for child in below:
+                _send(child, signal.SIGKILL)
+        _send(pid, signal.SIGKILL)
         self.process.wait()
 
 
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, from /proc; empty where there is none."""
+    """Living processes below `pid`, zombies left out, from /proc; empty where there is none."""
     children: dict[int, list[int]] = {}
+    zombies = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The command name, in brackets, may hold spaces.
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.parent.name))
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+            children.setdefault(int(parent), []).append(int(entry.parent.name))
+            if state == "Z":
+                zombies.add(int(entry.parent.name))
     found, queue = [], [pid]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
         queue += below
-    return found
+    return [child for child in found if child not in zombies]
 
 
 _pools: dict[tuple[Any, ...], DeadlinePool] = {}

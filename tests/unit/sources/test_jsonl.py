@@ -47,7 +47,7 @@ def test_keys_can_be_named(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[1]", "must be an object, got list"),
-        ('{"promt": "q"}', "has no 'messages' or 'prompt'; did you mean 'promt'? Keys: promt."),
+        ('{"prompts": "q"}', "has no 'messages' or 'prompt'; did you mean 'prompts'? Keys: prompts."),
         ('{"prompt": ""}', "prompt must be a text or a list of messages, not empty"),
         ('{"prompt": 3}', "prompt must be a text or a list of messages"),
         ('{"messages": []}', "messages must be a text or a list of messages, not empty"),
