@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from titanrl.protocols import KLEstimator, PolicyLoss, PolicyOutputs
 
-__all__ = ["Objective"]
+__all__ = ["Objective", "compiled"]
 
 RATIO_CLAMP = 20.0
 """Bound of the log-ratio in the importance weight of the KL term, nats."""
@@ -86,3 +87,11 @@ class Objective:
         loss_sum = weighted.sum()
         sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
         return loss_sum, sums
+
+
+def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
+    """Returns ``objective`` as one graph for any shape; call it as the objective itself."""
+    # torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the
+    # second of two losses that differ in one float would compute the first one's. Needed until torch is fixed.
+    torch._dynamo.config.specialize_float = True
+    return torch.compile(objective.__call__, fullgraph=True, dynamic=True, backend=backend)

@@ -39,6 +39,7 @@ class BradleyTerry:
     use_margin: bool = False
     """Whether the batch key `margin` (human margin of the pair) is subtracted from the gap."""
     needs: ClassVar[tuple[str, ...]] = ("value",)
+    paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "center", "[0, inf)")

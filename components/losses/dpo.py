@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -74,6 +74,7 @@ class DPO:
     """wpo: times sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
     tau: float = 0.05
     """Temperature of discopop's gate, > 0."""
+    paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "beta", "(0, inf)")

@@ -38,6 +38,7 @@ class IPO:
     reduction: Literal["mean", "sum"] = "mean"
     """How log-ratios of a row become one number."""
     in_keys: ClassVar[tuple[str, ...]] = ("ref_logprob",)
+    paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "beta", "(0, inf)")

@@ -39,6 +39,7 @@ class ORPO:
     beta: float = 0.1
     """Weight of the odds-ratio loss, >= 0 (lambda in the paper)."""
     in_keys: ClassVar[tuple[str, ...]] = ()
+    paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "beta", "[0, inf)")

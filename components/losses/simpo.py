@@ -50,6 +50,7 @@ class SimPO:
     label_smoothing: float = 0.0
     """Probability that a label is wrong, in [0, 0.5)."""
     in_keys: ClassVar[tuple[str, ...]] = ()
+    paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "beta", "(0, inf)")
