@@ -233,6 +233,9 @@ class Engine:
         micro_batches = self._policy.micro_batches(rows)
         self._policy.run(micro_batches, use)
         metrics = reduce_sums(list(sums.values()), self._mesh)
+        if "loss/total" in metrics:
+            # Normalised by its weights already: the step's number is the sum of the parts, not their mean.
+            metrics["loss/total"] = (metrics["loss/total"][0], 1.0)
         tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
         return metrics | self._step() | {"update/computed_tokens": (float(tokens), 1.0)}
 
