@@ -60,8 +60,13 @@ def _packages(experiment: Experiment) -> list[Problem]:
         )
         for table, part in parts.items()
         for package in getattr(type(part), "requires", ())
-        if importlib.util.find_spec(package) is None
+        if not is_installed(package)
     ]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
 
 
 def _ranks(experiment: Experiment, world_size: int) -> list[Problem]:

@@ -39,3 +39,23 @@ def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
     # Processor time, so that a busy machine does not fail it.
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < 2.0
+
+
+WAKING = """
+import sys
+from titanrl.lazy import lazy_torch
+lazy_torch()
+import torch
+assert "torch._C" not in sys.modules
+import torch.nn.functional
+from torch import nn
+assert torch is sys.modules["torch"]
+assert type(torch) is type(sys)
+assert nn.Linear(2, 3)(torch.ones(1, 2)).shape == (1, 3)
+assert float(torch.nn.functional.relu(torch.tensor(-1.0))) == 0.0
+"""
+
+
+def test_lazy_torch_is_torch_once_it_is_used() -> None:
+    result = subprocess.run([sys.executable, "-c", WAKING], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

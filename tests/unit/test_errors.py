@@ -1,0 +1,68 @@
+"""Suggestions, intervals, and how mistakes read."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from titanrl.errors import ConfigError, Problem, check_range, near, suggest
+
+
+def neighbours(word: str, letters: str) -> set[str]:
+    """Every word one insertion, deletion, replacement or swap away, by trying them all."""
+    found = {word[:i] + letter + word[i:] for i in range(len(word) + 1) for letter in letters}
+    for i in range(len(word)):
+        found.add(word[:i] + word[i + 1 :])
+        found |= {word[:i] + letter + word[i + 1 :] for letter in letters}
+        if i + 1 < len(word):
+            found.add(word[:i] + word[i + 1] + word[i] + word[i + 2 :])
+    return found
+
+
+def test_words_one_slip_away_are_all_near() -> None:
+    words = ["".join(each) for size in range(1, 5) for each in product("abc", repeat=size)]
+    for word in words[:40]:
+        expected = sorted(neighbours(word, "abc") & set(words) - {word})
+        assert [each for each in near(word, words) if each != word] == expected
+
+
+def test_similar_words_are_near_when_none_is_one_slip_away() -> None:
+    assert near("temprature_", ["temperature", "top_k"]) == ["temperature"]
+    assert near("zzz", ["temperature", "top_k"]) == []
+    assert near("ADAMW", ["AdamW", "SGD"]) == ["AdamW"]
+
+
+def test_several_names_that_are_as_near_are_all_offered() -> None:
+    assert suggest("k9", ["k1", "k2", "abs"]) == "; did you mean 'k1' or 'k2'?"
+    assert suggest("nothing like it", ["k1"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "is_in"),
+    [
+        (0, "[0, 1)", True), (0, "(0, 1)", False), (1, "[0, 1)", False), (1, "(0, 1]", True),
+        (float("inf"), "(0, inf]", True), (float("inf"), "(0, inf)", False), (-1, "(-inf, 0]", True),
+        (float("nan"), "(-inf, inf)", False), (None, "(0, 1)", True),
+    ],
+)  # fmt: skip
+def test_check_range_takes_what_the_interval_holds(value: float | None, interval: str, is_in: bool) -> None:
+    settings = SimpleNamespace(clip=value)
+    if is_in:
+        check_range(settings, "clip", interval)
+    else:
+        with pytest.raises(ValueError) as caught:
+            check_range(settings, "clip", interval)
+        assert str(caught.value) == f"clip must be in {interval}, got {value}."
+
+
+def test_mistakes_show_table_key_and_origin() -> None:
+    problem = Problem("loss", "must be a number, got 'x'.", "clip", "base.toml")
+    assert str(problem) == "[loss] clip must be a number, got 'x'. (from base.toml)"
+    assert str(problem.under("algorithm")).startswith("[algorithm.loss] clip must")
+    assert str(Problem("", "is missing.", "model").under("run")) == "[run] model is missing."
+    assert str(Problem("loop", "is missing.")) == "[loop] is missing."
+    report = str(ConfigError([problem, problem], file="a.toml"))
+    assert report.splitlines()[0] == "a.toml: 2 mistakes"
+    assert len(report.splitlines()) == 3

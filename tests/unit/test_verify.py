@@ -1,0 +1,90 @@
+"""What a right experiment still needs of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from titanrl.config import Experiment, load
+from titanrl.models.tiny import create
+from titanrl.verify import verify
+
+FILE = Path(__file__).parents[2] / "experiments" / "tiny_grpo.toml"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create(tmp_path_factory.mktemp("models") / "tiny", context=256)
+
+
+def experiment(model: Path, *overrides: str) -> Experiment:
+    return load(FILE, [f"model.path={model}", *overrides])
+
+
+def texts(loaded: Experiment, world_size: int | None = None) -> str:
+    return "\n".join(map(str, verify(loaded, world_size)))
+
+
+def test_experiment_that_can_run_has_no_problems(model: Path) -> None:
+    assert texts(experiment(model), 1) == ""
+
+
+def test_model_folder_must_exist_and_hold_a_model(model: Path, tmp_path: Path) -> None:
+    assert "[model] path must be a model folder" in texts(experiment(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in texts(experiment(tmp_path / "empty"))
+
+
+def test_sequences_must_fit_the_context(model: Path) -> None:
+    report = texts(experiment(model, "training.seq_len=257"))
+    assert f"[training] seq_len must be <= 256, the context of {model}, got 257." in report
+
+
+def test_reference_must_share_the_vocabulary(model: Path, tmp_path: Path) -> None:
+    other = create(tmp_path / "other", context=256, characters="0123456789+")
+    report = texts(experiment(model, f"reference.path={other}"))
+    size, theirs = (json.loads((each / "config.json").read_text())["vocab_size"] for each in (model, other))
+    assert f"[reference] path must have the model's {size} token ids, got {theirs}." in report
+    missing = texts(experiment(model, f"reference.path={tmp_path / 'none'}"))
+    assert "[reference] path must be a model folder" in missing
+
+
+def test_package_that_a_component_needs_must_be_installed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = experiment(model)
+    monkeypatch.setattr("titanrl.verify.is_installed", lambda package: False)
+    monkeypatch.setattr(type(loaded.sampler), "requires", ("vllm",))
+    assert "[sampler] name must be installed for 'torch': the package 'vllm' is missing" in texts(loaded)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "message"),
+    [
+        ([], 4, ""),
+        (
+            [],
+            3,
+            "[loop] prompts_per_step must be a multiple of minibatches (1) times data-parallel ranks (3)",
+        ),
+        (["loop.minibatches=2"], 4, "minibatches (2) times data-parallel ranks (4), got 4"),
+        (["parallelism.tensor_parallel_degree=2"], 8, ""),
+        (["parallelism.tensor_parallel_degree=2"], 3, "must multiply to the 3 processes"),
+        (["parallelism.data_parallel_shard_degree=2"], 4, "must multiply to the 4 processes, got 1 x 2"),
+        (["parallelism.data_parallel_replicate_degree=2"], 4, ""),
+    ],
+)
+def test_degrees_and_groups_must_fit_the_processes(
+    model: Path, overrides: list[str], world_size: int, message: str
+) -> None:
+    report = texts(experiment(model, *overrides), world_size)
+    assert message in report
+    assert bool(report) == bool(message)
+
+
+def test_experiments_are_immutable(model: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment(model).loop = None  # type: ignore[misc, assignment]
