@@ -1,0 +1,97 @@
+"""Answers from a table, tokenized as a model would have sampled them: for tests and dry runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from titanrl.components.samplers.rules import check_rows, check_settings
+from titanrl.protocols import Sample
+from titanrl.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+    from titanrl.protocols import PromptRow, SamplerHost
+
+
+@register("sampler", "scripted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scripted:
+    """Returns written answers, each followed by the end token; no model is asked.
+
+    An answer longer than ``max_response_tokens`` is cut and its finish_reason is length. Weights are never
+    asked for, while the policy's version still counts.
+    """
+
+    temperature: float = 1.0
+    """At which the trainer scores the answers, > 0."""
+    max_response_tokens: int = 64
+    """Longest answer, end token included, >= 1."""
+    answers: tuple[str, ...] = ("{answer}",)
+    """Sample i of a group gets number i modulo their count; {answer} and {prompt} stand for the row's."""
+    by_prompt: dict[str, str] = field(default_factory=dict)
+    """Prompt text -> its answer, before ``answers``; the same placeholders."""
+    logprob: float = 0.0
+    """Log-prob reported for every token, nats, <= 0."""
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.answers:
+            raise ValueError("answers must hold at least one answer, got none.")
+        if self.logprob > 0:
+            raise ValueError(f"logprob must be <= 0, got {self.logprob}.")
+
+    def start(self, host: SamplerHost) -> ScriptedSampler:
+        return ScriptedSampler(self, host)
+
+
+class ScriptedSampler:
+    """The live sampler; holds nothing but the version."""
+
+    def __init__(self, settings: Scripted, host: SamplerHost) -> None:
+        if host.tokenizer is None:
+            raise ValueError("sampler 'scripted' needs the model's tokenizer, got none.")
+        self._settings = settings
+        self._host = host
+        self.version = 0
+
+    def sample(
+        self,
+        rows: Sequence[PromptRow],
+        *,
+        step: int,
+        seed: int,
+        temperature: float | None = None,
+        greedy: bool = False,
+    ) -> list[Sample]:
+        """Returns one answer for each row; step, seed, temperature and greedy change nothing."""
+        del step, seed, temperature, greedy
+        check_rows(rows, self._host, self._settings.max_response_tokens)
+        return [self._answer(row) for row in rows]
+
+    def _answer(self, row: PromptRow) -> Sample:
+        settings = self._settings
+        cycle = settings.answers[row.sample % len(settings.answers)]
+        text = settings.by_prompt.get(row.text, cycle)
+        text = text.replace("{answer}", row.answer).replace("{prompt}", row.text)
+        ids = [*self._host.tokenizer.encode(text, add_special_tokens=False), self._host.eos_ids[0]]
+        is_cut = len(ids) > settings.max_response_tokens
+        ids = ids[: settings.max_response_tokens]
+        return Sample(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
+        """Takes the version; the weights are never asked for, on no rank."""
+        del weights
+        self.version = version
+
+    def sleep(self) -> None:
+        """Nothing to free."""
+
+    def wake(self) -> None:
+        """Nothing was freed."""
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,70 @@
+"""vLLM in the trainer's own process: its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from titanrl.components.samplers.rules import check_settings
+from titanrl.components.samplers.vllm_engine import VLLMSampler
+from titanrl.errors import check_range
+from titanrl.protocols import SamplerHost
+from titanrl.registry import register
+
+
+@register("sampler", "vllm")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLM:
+    """Samples with vLLM in the trainer's process; under torchrun every rank has an engine of its own.
+
+    Token ids go in and come out. Log-probs are those of the distribution sampled from, temperature and
+    truncation included. Every answer is a request with its own seed, a hash of (seed, step, group, sample);
+    samples of one prompt share its keys and values through the prefix cache, which is emptied when weights
+    change. In another batch kernels may round otherwise, so that, rarely, a token differs.
+
+    Source: Kwon et al., 2309.06180. Written for vLLM 0.32.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits, in [0.01, 2], as vLLM wants it."""
+    max_response_tokens: int = 64
+    """Longest answer, end token included, >= 1."""
+    top_k: int | None = None
+    """Sample among the k likeliest tokens; 0, -1 or absent: all. Evaluation only: training refuses it."""
+    top_p: float | None = None
+    """Sample within the smallest set of this mass, in (0, 1]; 1 or absent: all. Evaluation only."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further token ids that end an answer, beside the model's own; they belong to the answer."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute precision; auto: the trainer's, which makes the smallest mismatch."""
+    max_num_seqs: int = 256
+    """Answers decoded side by side, >= 1; the others wait."""
+    kv_cache_gib: float | None = None
+    """Memory for keys and values, GiB, > 0; absent: 1 on a CPU, the rest of vLLM's share on a GPU."""
+    gpu_memory_utilization: float = 0.5
+    """Share of a GPU's memory that vLLM may use, in (0, 1]; the trainer needs the rest. Nothing to a CPU."""
+    block_size: int | None = None
+    """Tokens of a block of keys and values; only whole ones are shared. Absent: 32 on a CPU, else vLLM's."""
+    enforce_eager: bool | None = None
+    """Run without compiled graphs; absent: true on a CPU, where they gain nothing, false on a GPU."""
+    tensor_parallel_size: int = 1
+    """Ranks that share one engine, >= 1; on a GPU, a divisor of the trainer's tensor_parallel_degree."""
+    sleep: Literal["off", "offload", "discard"] = "off"
+    """What is freed of a GPU while the trainer updates: nothing; keys and values, the weights moved to the
+    host; or both dropped, which is enough when new weights follow. Nothing on a CPU."""
+    requires: ClassVar[tuple[str, ...]] = ("vllm",)
+
+    def __post_init__(self) -> None:
+        check_settings(self, temperature="[0.01, 2]")
+        for name in ("max_num_seqs", "block_size", "tensor_parallel_size"):
+            check_range(self, name, "[1, inf)")
+        check_range(self, "kv_cache_gib", "(0, inf)")
+        check_range(self, "gpu_memory_utilization", "(0, 1]")
+
+    def start(self, host: SamplerHost) -> VLLMSampler:
+        """Loads the engine, 10 to 30 s.
+
+        Raises:
+            ConfigError: vLLM isn't installed, or cannot be split as asked.
+        """
+        return VLLMSampler(self, host)

