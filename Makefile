@@ -54,6 +54,7 @@ models/%/config.json: | $(INSTALLED)
 	$(BIN)/titanrl model get $*
 
 $(INSTALLED):
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" || { echo "Python 3.11 or 3.12 is needed; name one: make PYTHON=python3.11."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing $(PINS) into $(VENV) (once; about two minutes)"
 	@$(PIP) install $(INDEX) --no-deps -r $(PINS)
