@@ -10,7 +10,6 @@ import torch
 from titanrl.errors import check_range
 from titanrl.ops.masked import where0, whiten
 from titanrl.ops.returns import Layout, gae
-from titanrl.ops.scores import scored_tokens
 from titanrl.ops.sequence import at_last_trainable, is_last_trainable
 from titanrl.protocols import Advantages
 from titanrl.registry import register
@@ -77,21 +76,23 @@ class GAE:
 
     def __call__(self, batch: TensorDict) -> Advantages:
         mask, value = batch["loss_mask"], batch["value"]
-        scored = scored_tokens(batch["token_reward"], mask)
         reward = batch["token_reward"]
         if self.bootstrap == "truncated":
             reward = reward + self.gamma * self._after_last(batch)
         layout = Layout.of(mask)
+        unscored = layout.pack(reward).sum(-1).isnan()
         lam_value = self.lam if self.lam_value is None else self.lam_value
-        advantage, returns = gae(where0(scored, reward), value, layout, self.gamma, lam_value)
+        advantage, returns = gae(reward, value, layout, self.gamma, lam_value)
         if self.length_alpha is not None:
             lam = 1 - 1 / (self.length_alpha * mask.sum(-1).double()).clamp_min(1)
-            advantage, _ = gae(where0(scored, reward), value, layout, self.gamma, lam)
+            advantage, _ = gae(reward, value, layout, self.gamma, lam)
         elif lam_value != self.lam:
-            advantage, _ = gae(where0(scored, reward), value, layout, self.gamma, self.lam)
-        advantage = where0(scored, advantage)
-        returns = torch.where(mask & ~scored, value, returns)
-        return Advantages(whiten(advantage, scored) if self.whiten else advantage, returns)
+            advantage, _ = gae(reward, value, layout, self.gamma, self.lam)
+        advantage[unscored] = 0
+        returns[unscored] = where0(mask[unscored], value[unscored])
+        if self.whiten:
+            advantage = whiten(advantage, mask & ~unscored.unsqueeze(-1))
+        return Advantages(advantage, returns)
 
     def _after_last(self, batch: TensorDict) -> torch.Tensor:
         """Returns [N, L] V_(n+1) on the last trainable token of truncated rows, 0 elsewhere."""

@@ -45,7 +45,10 @@ class Layout(NamedTuple):
         return self._move(x, self.token, self.slot)
 
     def unpack(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [N, L] the packed ``x`` back in its places, exactly 0 where masked."""
+        """Returns [N, L] the packed ``x`` back in its places, 0 where masked; may reuse its memory."""
+        if self.token is None:
+            x.view(torch.int32).bitwise_and_(self.bits)
+            return x
         return self._move(x, self.slot, self.token)
 
     def _move(
@@ -113,7 +116,7 @@ def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 
     Masked places of ``token_reward`` are not read; those of the result are exactly 0.
     """
     layout = Layout.of(mask)
-    return layout.unpack(decayed_sum(layout.pack(token_reward), gamma))
+    return layout.unpack(decayed_sum(layout.pack(token_reward), gamma).contiguous())
 
 
 def gae(
@@ -140,5 +143,7 @@ def gae(
     returns, value = layout.pack(token_reward), layout.pack(value)
     weight = lam.to(value.dtype).unsqueeze(-1) if isinstance(lam, torch.Tensor) else lam
     mixed = decayed_sum(torch.lerp(value, returns, weight), gamma * lam)
+    # In place from here on: at this size the time goes into memory, not arithmetic.
     returns[:, :-1].add_(mixed[:, 1:], alpha=gamma)
-    return layout.unpack(returns - value), layout.unpack(returns)
+    advantage = torch.sub(returns, value, out=value)
+    return layout.unpack(advantage), layout.unpack(returns)
