@@ -11,6 +11,9 @@ from titanrl.errors import check_range
 from titanrl.ops.kl import Gradient, clamped_difference, estimate
 from titanrl.registry import register
 
+EXPONENT_CLAMP = 80.0
+"""Bound of -d inside exp, so that float32 stays finite when input_clamp is inf."""
+
 
 @register("kl", "k3")
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,4 +51,5 @@ class K3:
 
     def __call__(self, logprob: torch.Tensor, ref_logprob: torch.Tensor) -> torch.Tensor:
         difference = clamped_difference(logprob, ref_logprob, self.input_clamp)
-        return estimate(torch.expm1(-difference) + difference, difference, self.gradient, self.output_clamp)
+        bounded = difference.clamp(min=-EXPONENT_CLAMP)
+        return estimate(torch.expm1(-bounded) + bounded, difference, self.gradient, self.output_clamp)

@@ -229,6 +229,18 @@ def test_kl_gives_the_reference_no_gradient(name: str, gradient: str) -> None:
 
 @every_estimator
 @every_gradient
+@pytest.mark.parametrize("input_clamp", [20.0, math.inf])
+def test_kl_of_a_token_far_from_the_reference_has_a_finite_gradient(
+    name: str, gradient: str, input_clamp: float
+) -> None:
+    logprob = torch.tensor([-200.0, -1.0], requires_grad=True)
+    value = build(name, gradient, input_clamp=input_clamp)(logprob, torch.tensor([-1.0, -200.0]))
+    assert value.isfinite().all()
+    assert torch.autograd.grad(value.sum(), logprob)[0].isfinite().all()
+
+
+@every_estimator
+@every_gradient
 @pytest.mark.parametrize("infinite", ["logprob", "ref_logprob"])
 def test_kl_of_an_impossible_token_is_finite(name: str, gradient: str, infinite: str) -> None:
     logprob = torch.tensor([-math.inf if infinite == "logprob" else -1.0], requires_grad=True)
