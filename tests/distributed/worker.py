@@ -23,7 +23,7 @@ LENGTH = 40
 
 
 def global_batch(seed: int) -> TensorDict:
-    """Returns 11 rows in 4 groups of 3, 4, 2 and 2: uneven lengths, shared prompts, one row without a trained token."""
+    """Returns 11 rows in 4 groups: uneven lengths, shared prompts, one row without a trained token."""
     generator = torch.Generator().manual_seed(seed)
     group_id = torch.tensor([7, 7, 7, 3, 3, 3, 3, 5, 5, 1, 1])
     rows = len(group_id)
@@ -100,7 +100,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             parallelism=Parallelism(**case.get("parallelism", {})),
         )
     )
-    objective = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}), kl=titanrl.build("kl", {"name": "k3"}))
+    objective = Objective(
+        loss=titanrl.build("loss", {"name": "ppo_clip"}), kl=titanrl.build("kl", {"name": "k3"})
+    )
     gradients: list[dict[str, torch.Tensor]] = []
     watch_gradients(engine, gradients)
     losses, scores, counts = [], [], []

@@ -192,7 +192,7 @@ class Engine:
 
     @property
     def is_tied(self) -> bool:
-        """Whether head and embedding are one parameter, which ``weights`` yields under the embedding's name."""
+        """Whether head and embedding are one parameter, which ``weights`` yields as the embedding."""
         return self._policy.model.tied
 
     @property

@@ -54,12 +54,16 @@ def load_folder(model: Model, folder: str) -> None:
 
 
 def _read(tensors: dict[str, Any], folder: str) -> None:
-    try:
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"[model] path {folder!r} does not hold what its config.json says: {error}"
-        ) from error
+    stored = dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        size = getattr(stored.get(name), "size", None)
+        if size != tensor.shape:
+            found = "none" if size is None else f"one of shape {list(size)}"
+            raise ConfigError(
+                f"[model] path {folder!r} does not hold what its config.json says: {name} must have shape "
+                f"{list(tensor.shape)}, got {found}."
+            )
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder))
 
 
 @torch.no_grad()

@@ -1,0 +1,139 @@
+"""Checkpoints: a resumed run is the uninterrupted one, bit for bit; half a save is never taken for a whole one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.engine.conftest import make_batch
+from titanrl.config.engine_tables import Checkpoint, LRScheduler
+from titanrl.engine import Engine, has_checkpoint
+from titanrl.objective import Objective
+
+Make = Callable[..., Engine]
+
+
+class Position:
+    """Stands for the loop: a counter, and a list that grows."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.seen: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "seen": self.seen, "random": torch.get_rng_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step, self.seen = state_dict["step"], state_dict["seen"]
+        torch.set_rng_state(state_dict["random"])
+
+
+def start(make_engine: Make, folder: Path, **table: Any) -> tuple[Engine, Position]:
+    position = Position()
+    engine = make_engine(
+        state=position,
+        checkpoints=folder / "checkpoints",
+        checkpoint=Checkpoint(**({"interval": 1, "keep_latest_k": 0} | table)),
+        lr_scheduler=LRScheduler(warmup_steps=4, decay_ratio=0.5),
+    )
+    return engine, position
+
+
+def go_on(
+    engine: Engine, position: Position, objective: Objective, until: int, *, saves: bool = True
+) -> None:
+    while position.step < until:
+        batch = make_batch(position.step)
+        batch["old_logprob"] = torch.rand(batch["labels"].shape) * -5 * batch["loss_mask"]
+        batch["ref_logprob"] = batch["old_logprob"]
+        engine.update(batch, objective, (0.1, 0.0))
+        position.seen.append(position.step)
+        position.step += 1
+        if saves:
+            engine.save(position.step)
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_resumed_run_is_bitwise_the_uninterrupted_one(
+    tmp_path: Path, make_engine: Make, objective: Objective, stop: int
+) -> None:
+    torch.manual_seed(0)
+    engine, position = start(make_engine, tmp_path / "whole")
+    go_on(engine, position, objective, 5)
+    whole = dict(engine.weights())
+    torch.manual_seed(0)
+    engine, position = start(make_engine, tmp_path / "cut")
+    go_on(engine, position, objective, stop)
+    torch.manual_seed(123)
+    engine, position = start(make_engine, tmp_path / "cut")
+    assert engine.load()
+    assert position.step == stop
+    go_on(engine, position, objective, 5)
+    assert position.seen == [0, 1, 2, 3, 4]
+    assert all(torch.equal(value, whole[name]) for name, value in engine.weights())
+
+
+def test_load_says_when_there_is_nothing(tmp_path: Path, make_engine: Make) -> None:
+    engine, _ = start(make_engine, tmp_path)
+    assert not engine.load()
+    assert not has_checkpoint(tmp_path / "checkpoints")
+
+
+def test_half_written_checkpoint_is_passed_over(
+    tmp_path: Path, make_engine: Make, objective: Objective
+) -> None:
+    engine, position = start(make_engine, tmp_path)
+    go_on(engine, position, objective, 3)
+    newest = tmp_path / "checkpoints" / "step-3"
+    (newest / ".metadata").unlink()
+    engine, position = start(make_engine, tmp_path)
+    assert engine.load()
+    assert position.step == 2
+    assert has_checkpoint(tmp_path / "checkpoints")
+
+
+def test_repeated_step_is_unmarked_while_it_is_written(
+    tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, position = start(make_engine, tmp_path)
+    go_on(engine, position, objective, 2)
+    mark = tmp_path / "checkpoints" / "step-2" / ".metadata"
+    assert mark.is_file()
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._checkpoints._manager, "dcp_save", die)
+    with pytest.raises(KeyboardInterrupt):
+        engine.save(2)
+    assert not mark.is_file()
+    engine, position = start(make_engine, tmp_path)
+    assert engine.load()
+    assert position.step == 1
+
+
+def test_only_due_and_last_steps_are_saved(tmp_path: Path, make_engine: Make) -> None:
+    engine, _ = start(make_engine, tmp_path, interval=3)
+    assert [engine.save(step, last=step == 4) for step in range(1, 5)] == [False, False, True, True]
+    engine.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-3", "step-4"]
+
+
+def test_oldest_checkpoints_are_deleted(tmp_path: Path, make_engine: Make) -> None:
+    engine, _ = start(make_engine, tmp_path, keep_latest_k=2)
+    for step in range(1, 5):
+        engine.save(step)
+    engine.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-3", "step-4"]
+
+
+def test_disabled_checkpoints_write_nothing(tmp_path: Path, make_engine: Make) -> None:
+    engine, _ = start(make_engine, tmp_path, enable=False)
+    assert not engine.save(1, last=True)
+    assert not engine.load()
+    shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)

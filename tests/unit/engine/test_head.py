@@ -1,0 +1,113 @@
+"""The vocabulary head against float64 log_softmax, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from titanrl.ops import logprob as ops
+from titanrl.ops.logprob import token_statistics
+
+S, D, V, K = 600, 16, 50, 3
+
+
+def reference(
+    hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the same numbers by log_softmax over full logits."""
+    log_pi = (hidden @ weight.T / temperature).log_softmax(-1)
+    return log_pi.gather(-1, ids), -(log_pi.exp() * log_pi).sum(-1), log_pi.exp().square().sum(-1)
+
+
+def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(S, D, generator=generator).requires_grad_()
+    weight = torch.randn(V, D, generator=generator).requires_grad_()
+    ids = torch.randint(0, V, (S, K), generator=generator)
+    by_logprob, by_entropy = torch.randn(S, K, generator=generator), torch.randn(S, generator=generator)
+    return hidden, weight, ids, by_logprob, by_entropy
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_head_equals_log_softmax_in_float64(temperature: float) -> None:
+    hidden, weight, ids, *_ = inputs()
+    found = token_statistics(hidden, weight, ids, temperature=temperature)
+    wanted = reference(hidden.double(), weight.double(), ids, temperature)
+    for value, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(value.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_head_gradient_equals_autograd_in_float64(temperature: float, with_entropy: bool) -> None:
+    hidden, weight, ids, by_logprob, by_entropy = inputs(1)
+    factor = 1.0 if with_entropy else 0.0
+    found = token_statistics(hidden, weight, ids, temperature=temperature)
+    total = (found.logprob * by_logprob).sum()
+    if with_entropy:
+        total = total + (found.entropy * by_entropy).sum()
+    total.backward()
+    exact_hidden = hidden.detach().double().requires_grad_()
+    exact_weight = weight.detach().double().requires_grad_()
+    logprob, entropy, _ = reference(exact_hidden, exact_weight, ids, temperature)
+    ((logprob * by_logprob).sum() + factor * (entropy * by_entropy).sum()).backward()
+    # Sums of up to 600 float32 terms of size 10.
+    torch.testing.assert_close(hidden.grad.double(), exact_hidden.grad, atol=5e-5, rtol=1e-5)
+    torch.testing.assert_close(weight.grad.double(), exact_weight.grad, atol=1e-4, rtol=1e-5)
+
+
+def test_head_gives_a_repeated_id_both_gradients() -> None:
+    hidden, weight, ids, by_logprob, _ = inputs(2)
+    ids = ids[:, :1].expand(-1, 2)
+    found = token_statistics(hidden, weight, ids)
+    (found.logprob * by_logprob[:, :2]).sum().backward()
+    exact = hidden.detach().double().requires_grad_()
+    logprob, *_ = reference(exact, weight.detach().double(), ids, 1.0)
+    (logprob * by_logprob[:, :2]).sum().backward()
+    torch.testing.assert_close(hidden.grad.double(), exact.grad, atol=5e-5, rtol=1e-5)
+
+
+def test_head_survives_large_logits() -> None:
+    hidden, weight, ids, *_ = inputs(3)
+    found = token_statistics(hidden * 1000, weight, ids)
+    assert all(value.isfinite().all() for value in found)
+    found.logprob.sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+def test_head_holds_the_logits_of_one_chunk_only() -> None:
+    seen: list[int] = []
+
+    def statistics(logits: torch.Tensor, temperature: float) -> ops.RowStatistics:
+        seen.append(len(logits))
+        return ops.row_statistics(logits, temperature)
+
+    hidden, weight, ids, *_ = inputs(4)
+    token_statistics(hidden, weight, ids, kernels=ops.Kernels(statistics, ops.row_gradient))
+    assert seen == [256, 256, 88]
+
+
+def test_head_in_bfloat16_keeps_float32_sums() -> None:
+    hidden, weight, ids, *_ = inputs(5)
+    found = token_statistics(hidden.bfloat16(), weight.bfloat16(), ids)
+    wanted, *_ = reference(hidden.bfloat16().double(), weight.bfloat16().double(), ids, 1.0)
+    assert found.logprob.dtype == torch.float32
+    # Logits up to 16 are rounded to 8 bits of mantissa: steps of 1/16.
+    assert (found.logprob.double() - wanted).abs().max() < 0.1
+    assert (found.logprob.double() - wanted).abs().mean() < 0.01
+
+
+@pytest.mark.slow
+def test_compiled_head_equals_eager() -> None:
+    from titanrl.engine.head import compiled_kernels
+
+    hidden, weight, ids, by_logprob, by_entropy = inputs(6)
+    gradients = []
+    for kernels in (ops.EAGER, compiled_kernels("inductor")):
+        hidden.grad = weight.grad = None
+        found = token_statistics(hidden, weight, ids, temperature=0.7, kernels=kernels)
+        ((found.logprob * by_logprob).sum() + (found.entropy * by_entropy).sum()).backward()
+        gradients.append((found.logprob.detach(), hidden.grad, weight.grad))
+    for eager, compiled in zip(*gradients, strict=True):
+        torch.testing.assert_close(compiled, eager, atol=1e-4, rtol=1e-5)
