@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from titanrl.components.samplers.rules import check_rows, check_settings
+from titanrl.components.samplers.rules import check_rows
+from titanrl.errors import check_range
 from titanrl.protocols import Sample
 from titanrl.registry import register
 
@@ -38,7 +39,8 @@ class Scripted:
     requires: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        check_range(self, "temperature", "(0, inf)")
+        check_range(self, "max_response_tokens", "[1, inf)")
         if not self.answers:
             raise ValueError("answers must hold at least one answer, got none.")
         if self.logprob > 0:

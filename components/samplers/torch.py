@@ -29,10 +29,10 @@ SPARSE = 0.7
 class Torch:
     """Samples with the trainer's modules and weights, rows side by side, each prompt computed once.
 
-    A token is the first whose cumulative probability exceeds a number in [0, 1) that is a hash of (seed, step,
-    group, sample, position). So an answer depends on nothing else, up to the rounding of matrix products of
-    other sizes. Under FSDP 2 the weights are gathered once a call, and no collective follows. Tensor and
-    pipeline parallelism are refused.
+    A token is the first whose cumulative probability exceeds a number in [0, 1) that is a hash of the seed,
+    step, group, sample and position. So an answer depends on nothing else, up to the rounding of matrix
+    products of other sizes. Under FSDP 2 the weights are gathered once a call, and no collective follows.
+    Tensor and pipeline parallelism are refused.
     """
 
     temperature: float = 1.0

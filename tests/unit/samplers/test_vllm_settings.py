@@ -1,0 +1,87 @@
+"""What of the `vllm` sampler needs no vLLM: its settings, its process guard, its absence."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from titanrl.components.samplers.vllm import VLLM
+from titanrl.components.samplers.vllm_engine import _sample_of
+from titanrl.components.samplers.vllm_process import kept_process_state
+from titanrl.errors import ConfigError
+from titanrl.protocols import SamplerHost
+
+
+def host_of(**fields: Any) -> SamplerHost:
+    return SamplerHost(model_path="", eos_ids=(2,), max_length=32, seed=0, **fields)
+
+
+def test_absent_vllm_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    before = dict(os.environ)
+    with pytest.raises(ConfigError, match=r"pip install .*or use name = 'torch'"):
+        VLLM().start(host_of())
+    assert dict(os.environ) == before
+
+
+def test_process_state_survives_a_guest() -> None:
+    def state() -> tuple[Any, ...]:
+        return (
+            dict(os.environ), random.getstate(), numpy.random.get_state()[1].tobytes(),
+            torch.get_rng_state().tolist(), torch.set_num_threads, torch.get_num_threads(),
+            list(warnings.filters), sys.getrecursionlimit(),
+        )  # fmt: skip
+
+    def guest() -> None:
+        with kept_process_state({"TITANRL_TEST_GUEST": "1"}):
+            assert os.environ["TITANRL_TEST_GUEST"] == "1"
+            os.environ["LOCAL_WORLD_SIZE"] = "99"
+            del os.environ["PATH"]
+            torch.manual_seed(3)
+            random.seed(3)
+            numpy.random.seed(3)
+            set_num_threads(torch.get_num_threads() + 1)
+            torch.set_num_threads = lambda count: None
+            warnings.simplefilter("error")
+            sys.setrecursionlimit(5000)
+            raise RuntimeError("guest")
+
+    before, set_num_threads = state(), torch.set_num_threads
+    with pytest.raises(RuntimeError, match="guest"):
+        guest()
+    assert state() == before
+
+
+def test_sampled_token_gives_the_logprob_not_the_likeliest() -> None:
+    entries = [{7: SimpleNamespace(logprob=-0.1), 3: SimpleNamespace(logprob=-2.3)}]
+    completion = SimpleNamespace(token_ids=(3,), logprobs=entries, finish_reason="abort")
+    assert _sample_of(completion) == ([3], [-2.3], 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.001), ("temperature", 2.5), ("max_response_tokens", 0), ("top_p", 1.5),
+        ("max_num_seqs", 0), ("kv_cache_gib", 0.0), ("block_size", 0), ("tensor_parallel_size", 0),
+        ("gpu_memory_utilization", 0.0),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be in"):
+        VLLM(**{field: value})
+
+
+def test_engines_are_split_only_as_the_trainer_is() -> None:
+    with pytest.raises(ConfigError, match="must be 1 on a CPU, got 2"):
+        VLLM(tensor_parallel_size=2).start(host_of())
+    engine = SimpleNamespace(tensor_parallel_degree=3)
+    with pytest.raises(ConfigError, match=r"must divide .*\(3\), got 2"):
+        VLLM(tensor_parallel_size=2).start(host_of(device="cuda", engine=engine))
