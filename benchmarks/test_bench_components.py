@@ -1,0 +1,169 @@
+"""Speed of advantages and weights against the way other trainers compute the same, in one thread.
+
+Each bench first asserts that both give the same numbers, then times them in turns and compares medians of CPU
+time; the gate is on the ratio. Run: ``pytest benchmarks/test_bench_components.py --benchmark-enable``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import titanrl
+from titanrl.ops.returns import Layout, gae
+
+ROUNDS = 9
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Once a block of this size was freed, glibc keeps memory between calls, as in any training process.
+    torch.empty(7_500_000)
+    yield
+    torch.set_num_threads(threads)
+
+
+def compare(benchmark: Any, ours: Callable[[], Any], peer: Callable[[], Any], at_least: float) -> None:
+    """Times both in turns and asserts that ``ours`` is ``at_least`` so many times faster, by medians."""
+    if benchmark.disabled:
+        ours()
+        return
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(ROUNDS):
+        for name, call, repeats in (("peer", peer, 1), ("ours", ours, 5)):
+            call()
+            for _ in range(repeats):
+                began = time.process_time()
+                call()
+                times[name].append(time.process_time() - began)
+    median = {name: statistics.median(values) for name, values in times.items()}
+    benchmark.extra_info.update(
+        peer_ms=median["peer"] * 1e3, ours_ms=median["ours"] * 1e3, ratio=median["peer"] / median["ours"],
+        peer_spread_ms=(max(times["peer"]) - min(times["peer"])) * 1e3, threads=1, dtype="float32",
+        torch=torch.__version__,
+    )  # fmt: skip
+    benchmark(ours)
+    assert median["peer"] / median["ours"] >= at_least, benchmark.extra_info
+
+
+# ------------------------------------------------------------------ GAE
+
+
+def token_loop_gae(
+    reward: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns advantages and returns by verl's loop: from the last token to the first, holes carried over."""
+    keep = mask.to(reward.dtype)
+    advantage, next_value = torch.zeros_like(reward[:, 0]), torch.zeros_like(reward[:, 0])
+    columns = []
+    for t in reversed(range(reward.shape[1])):
+        delta = reward[:, t] + gamma * next_value - value[:, t]
+        new = delta + gamma * lam * advantage
+        next_value = value[:, t] * keep[:, t] + (1 - keep[:, t]) * next_value
+        advantage = new * keep[:, t] + (1 - keep[:, t]) * advantage
+        columns.append(advantage)
+    found = torch.stack(columns[::-1], 1)
+    return found * keep, (found + value) * keep
+
+
+@pytest.mark.parametrize(("holes", "at_least"), [(False, 80.0), (True, 18.0)], ids=["dense", "holes"])
+def test_bench_gae(benchmark: Any, holes: bool, at_least: float) -> None:
+    """[256, 1024]: answers of different lengths, the reward on the last token; 10% masked with holes."""
+    generator = torch.Generator().manual_seed(0)
+    rows, length, gamma, lam = 256, 1024, 0.99, 0.95
+    value = torch.randn(rows, length, generator=generator)
+    begin = torch.randint(0, 100, (rows, 1), generator=generator)
+    end = torch.randint(800, length, (rows, 1), generator=generator)
+    place = torch.arange(length)
+    mask = (place >= begin) & (place < end)
+    if holes:
+        mask &= torch.rand(rows, length, generator=generator) < 0.9
+    reward = torch.where(place == end - 1, torch.rand(rows, 1, generator=generator), 0.0)
+
+    def ours() -> tuple[torch.Tensor, torch.Tensor]:
+        return gae(reward, value, Layout.of(mask), gamma, lam)
+
+    expected = token_loop_gae(reward.double(), value.double(), mask, gamma, lam)
+    for left, right in zip(ours(), expected, strict=True):
+        assert (left.double() - right).abs().max() < 2e-6
+    compare(benchmark, ours, lambda: token_loop_gae(reward, value, mask, gamma, lam), at_least)
+
+
+# ------------------------------------------------------------------ group advantage
+
+
+def dictionary_loop(batch: TensorDict) -> torch.Tensor:
+    """Returns GRPO's advantage by a dictionary from prompt to its scores, as most trainers have it."""
+    scores, ids = batch["reward"].clone(), batch["group_id"].tolist()
+    of_group: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for i, group in enumerate(ids):
+        of_group[group].append(scores[i])
+    mean = {group: torch.stack(found).mean() for group, found in of_group.items()}
+    std = {group: torch.stack(found).std() for group, found in of_group.items()}
+    for i, group in enumerate(ids):
+        scores[i] = (scores[i] - mean[group]) / (std[group] + 1e-6)
+    return scores.unsqueeze(-1) * batch["loss_mask"]
+
+
+def dense(batch: TensorDict) -> torch.Tensor:
+    """Returns the same by products with the [N, P] membership matrix."""
+    member = torch.nn.functional.one_hot(batch["group_id"]).double()
+    count, score = member.sum(0), batch["reward"].double()
+    centred = score - member @ ((score @ member) / count)
+    std = ((centred.square() @ member) / (count - 1)).sqrt()
+    return (centred / (member @ std + 1e-6)).float().unsqueeze(-1) * batch["loss_mask"]
+
+
+@pytest.mark.parametrize(("peer", "at_least"), [(dictionary_loop, 40.0), (dense, 6.0)])
+def test_bench_group_advantage(
+    benchmark: Any, peer: Callable[[TensorDict], torch.Tensor], at_least: float
+) -> None:
+    """4,096 rows of 64 tokens in groups of 8."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 4096
+    batch = TensorDict(
+        {
+            "loss_mask": torch.arange(64) < torch.randint(8, 65, (rows, 1), generator=generator),
+            "group_id": torch.arange(rows) // 8,
+            "reward": torch.rand(rows, generator=generator),
+        },
+        batch_size=[rows],
+    )
+    estimator = titanrl.build("advantage", {"name": "grpo"})
+    torch.testing.assert_close(estimator(batch).advantage, peer(batch), rtol=1e-4, atol=1e-5)
+    compare(benchmark, lambda: estimator(batch), lambda: peer(batch), at_least)
+
+
+# ------------------------------------------------------------------ weights
+
+
+def row_loop_weights(mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
+    """Returns the weights of group_mean by a dictionary of token counts and a loop over rows."""
+    tokens: dict[int, int] = defaultdict(int)
+    for i, group in enumerate(group_id.tolist()):
+        tokens[group] += int(mask[i].sum())
+    live = sum(1 for count in tokens.values() if count)
+    weight = torch.zeros(mask.shape)
+    for i, group in enumerate(group_id.tolist()):
+        if tokens[group]:
+            weight[i] = mask[i] / (live * tokens[group])
+    return weight
+
+
+def test_bench_weights(benchmark: Any) -> None:
+    """group_mean, the one aggregation with a group in it, on [4096, 64]."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(64) < torch.randint(0, 65, (4096, 1), generator=generator)
+    group_id = torch.arange(4096) // 8
+    aggregation = titanrl.build("aggregation", {"name": "group_mean"})
+    torch.testing.assert_close(aggregation(mask, group_id), row_loop_weights(mask, group_id))
+    compare(benchmark, lambda: aggregation(mask, group_id), lambda: row_loop_weights(mask, group_id), 20.0)
