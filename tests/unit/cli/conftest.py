@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.conftest import EXPERIMENT
+from tests.unit.config.conftest import EXPERIMENT, registry_as_before
 from titanrl.models.tiny import create
+
+__all__ = ["file", "model", "registry_as_before"]
 
 
 @pytest.fixture(scope="session")
