@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.algorithm import Algorithm, controls_entropy
 from titanrl.dataflow import check_flow, flows, label
-from titanrl.errors import Problem
+from titanrl.errors import Problem, suggest
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
-    from titanrl.config.tables import Loop, Reference, Reward
+    from titanrl.config.tables import Evaluation, Loop, Reference, Reward
 
 __all__ = ["cross_problems"]
 
@@ -88,6 +88,17 @@ def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
     ]
 
 
+def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Problem]:
+    labels = [each.label for each in reward]
+    if evaluation is None or (labels and evaluation.reward in (None, *labels)):
+        return []
+    if not labels:
+        return [Problem("evaluation", "needs a [[reward]] that scores the answers; add one.")]
+    hint = f"{suggest(evaluation.reward or '', labels)} Labels: {', '.join(labels)}."
+    text = f"must be the label of a [[reward]], got {evaluation.reward!r}{hint}"
+    return [Problem("evaluation", text, "reward")]
+
+
 def _entropy_controller(algorithm: Algorithm) -> list[Problem]:
     controller = algorithm.entropy
     if controller is None or controls_entropy(controller) or not hasattr(controller, "target"):
@@ -124,6 +135,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _whole_groups,
     _room_for_a_prompt,
     _labels,
+    _judge,
     _entropy_controller,
     _no_value_head,
     _full_distribution,

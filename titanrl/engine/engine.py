@@ -208,7 +208,8 @@ class Engine:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.
 
         The gradient is that of the sum of ``objective`` over all rows of all ranks: how they are split
-        changes nothing. A step whose gradient is not finite is left out and counted in update/skipped.
+        changes nothing. A step whose gradient is zero or not finite is left out and counted in
+        update/skipped.
 
         Args:
             rows: this rank's share, whole groups, with loss_weight; may be empty.
@@ -240,7 +241,11 @@ class Engine:
         return metrics | self._step() | {"update/computed_tokens": (float(tokens), 1.0)}
 
     def _step(self) -> Sums:
-        """Clips, steps the optimizer unless the gradient is broken, moves the schedule on."""
+        """Clips, steps the optimizer, moves the schedule on.
+
+        A gradient that is broken, or exactly zero, moves nothing: moments and weight decay would go on
+        without a signal.
+        """
         norm = clip_grad_norm_(
             self._policy.model.parameters(),
             self._config.training.max_norm,
@@ -250,14 +255,15 @@ class Engine:
         value = float(norm)
         is_finite = math.isfinite(value)
         rate = float(self._optimizers.optimizers[0].param_groups[0]["lr"])
-        if is_finite:
+        moves = is_finite and value > 0
+        if moves:
             self._optimizers.step()
         self._schedule.step()
         self._optimizers.zero_grad()
         return {
             "update/grad_norm": (value, 1.0) if is_finite else (0.0, 0.0),
             "update/lr": (rate, 1.0),
-            "update/skipped": (float(not is_finite), 1.0),
+            "update/skipped": (float(not moves), 1.0),
         }
 
     def _objective(self, objective: Objective) -> Callable[..., Any]:
