@@ -57,7 +57,7 @@ $(INSTALLED):
 	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" || { echo "Python 3.11 or 3.12 is needed; name one: make PYTHON=python3.11."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing $(PINS) into $(VENV) (once; about two minutes)"
-	@$(PIP) install $(INDEX) --no-deps -r $(PINS)
+	@$(PIP) install $(INDEX) --no-deps --no-compile -r $(PINS)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c "import torch" || { echo "torch $(PLATFORM) doesn't load: pip took a build for other machines. Remove $(VENV) and call make with TORCH_INDEX=<wheel index with $(PLATFORM) builds of torch>."; exit 1; }
 	@rm -f $(VENV)/.installed-*
