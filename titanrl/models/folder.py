@@ -129,7 +129,7 @@ def _embedding_rows(path: Path, where: str) -> int | None:
     else:
         raise ConfigError(f"{where} has no model.safetensors; make one with `titanrl model import`.")
     try:
-        # The header by hand: safetensors' own reader imports numpy, which takes longer than all of this module.
+        # The header by hand: safetensors' own reader imports numpy, which takes longer than all of this.
         with (path / file).open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if size > MAX_HEADER_BYTES:
