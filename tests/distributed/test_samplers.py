@@ -1,0 +1,53 @@
+"""Two data-parallel ranks answer as one process does, whatever rows each of them gets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from titanrl.models import tiny
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(600)]
+WORKER = Path(__file__).parent / "sampler_worker.py"
+VLLM = pytest.param(
+    {"name": "vllm", "max_response_tokens": 12, "kv_cache_gib": 0.05, "max_num_seqs": 16},
+    id="vllm",
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+    ],
+)
+
+
+def launch(folder: Path, processes: int, sampler: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what each rank of a torchrun saw."""
+    # Heads of 64, as vLLM's CPU attention wants them.
+    model = tiny.create(folder / "model", hidden=128, heads=2, kv_heads=1, scale=0.15)
+    (folder / "case.json").write_text(json.dumps({"model": str(model), "sampler": sampler}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run([*command, str(WORKER), str(folder)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(processes)]
+
+
+@pytest.mark.parametrize(
+    "sampler", [pytest.param({"name": "torch", "max_response_tokens": 12}, id="torch"), VLLM]
+)
+def test_ranks_sample_as_one_process(sampler: dict[str, Any], tmp_path: Path) -> None:
+    (one,) = launch(tmp_path / "one", 1, sampler)
+    two = launch(tmp_path / "two", 2, sampler)
+    assert [len(found["answers"]) for found in two] == [8, 1]
+    assert two[0]["answers"] | two[1]["answers"] == one["answers"]
+    assert len({tuple(ids) for ids in one["answers"].values()}) == 9
+    # A rank without rows takes part and gets none.
+    assert [len(found["again"]) for found in two] == [8, 0]
+    assert max(found["gap"] for found in (one, *two)) < 1e-4
+    # The trainer's process group outlives the sampler.
+    assert [found["ranks"] for found in (one, *two)] == [1, 2, 2]
