@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.masked import where0, whiten
+from titanrl.ops.masked import masked_sum, where0, whiten
 from titanrl.ops.returns import Layout, gae
 from titanrl.ops.sequence import at_last_trainable, is_last_trainable
 from titanrl.protocols import Advantages
@@ -80,7 +80,7 @@ class GAE:
         if self.bootstrap == "truncated":
             reward = reward + self.gamma * self._after_last(batch)
         layout = Layout.of(mask)
-        unscored = layout.pack(reward).sum(-1).isnan()
+        unscored = masked_sum(reward, mask, -1).isnan()
         lam_value = self.lam if self.lam_value is None else self.lam_value
         advantage, returns = gae(reward, value, layout, self.gamma, lam_value)
         if self.length_alpha is not None:

@@ -13,8 +13,10 @@ import torch
 
 __all__ = ["Layout", "decayed_sum", "gae", "reward_to_go"]
 
-BLOCK = 32
+BLOCK = 16
 """Tokens a block: a block's scan is one matrix product, and the blocks' heads are scanned the same way."""
+HEADS = 64
+"""Heads a block: fewer rounds, where the products are small anyway."""
 
 
 class Layout(NamedTuple):
@@ -31,7 +33,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, mask: torch.Tensor) -> Layout:
         """Returns the layout of loss_mask [N, L] bool."""
-        bits = mask.to(torch.int32).neg_()
+        bits = mask.view(torch.int8).neg().to(torch.int32)
         runs = (mask[:, 1:] > mask[:, :-1]).count_nonzero() + mask[:, :1].count_nonzero()
         # A branch on data, outside every compiled graph: most batches have no holes, and moving is slow.
         if int(runs) == int(mask.view(torch.uint8).amax(-1).sum()):
@@ -40,25 +42,26 @@ class Layout(NamedTuple):
         left = torch.arange(mask.shape[1], device=mask.device) < lengths
         return cls(bits, _positions(mask), _positions(left))
 
-    def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [N, L] the trainable values of ``x`` in order, exactly 0 around them."""
-        return self._move(x, self.token, self.slot)
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [N, L] the trainable values of ``x`` in order; around them 0 if they moved, else what was."""
+        return x.float().contiguous() if self.token is None else _move(x.float(), self.token, self.slot)
 
-    def unpack(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [N, L] the packed ``x`` back in its places, 0 where masked; may reuse its memory."""
+    def clear_(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns gathered ``x`` after setting what isn't trainable to exactly 0, in place."""
         if self.token is None:
             x.view(torch.int32).bitwise_and_(self.bits)
-            return x
-        return self._move(x, self.slot, self.token)
+        return x
 
-    def _move(
-        self, x: torch.Tensor, source: torch.Tensor | None, target: torch.Tensor | None
-    ) -> torch.Tensor:
-        x = x.float()
-        if source is None or target is None:
-            return (x.contiguous().view(torch.int32) & self.bits).view(torch.float32)
-        values = x.flatten().index_select(0, source)
-        return torch.zeros(x.numel(), device=x.device).scatter_(0, target, values).view_as(x)
+    def scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [N, L] gathered ``x`` back in its places, exactly 0 where masked; may reuse its memory."""
+        return self.clear_(x) if self.token is None else _move(x, self.slot, self.token)
+
+
+def _move(x: torch.Tensor, source: torch.Tensor | None, target: torch.Tensor | None) -> torch.Tensor:
+    assert source is not None
+    assert target is not None
+    values = x.flatten().index_select(0, source)
+    return torch.zeros(x.numel(), device=x.device).scatter_(0, target, values).view_as(x)
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
@@ -71,43 +74,46 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(numpy.flatnonzero(flat.numpy()))  # six times faster than torch 2.13's nonzero
 
 
-def decayed_sum(x: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
+def decayed_sum(x: torch.Tensor, decay: float | torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     """Returns [N, L] ``y_k = x_k + decay * y_(k+1)``, that is ``sum_(j>=k) decay^(j-k) x_j``.
 
     Args:
         x: [N, L] float, all finite. decay: one number, or [N] float64 one a row; in [0, 1].
+        block: tokens that one matrix product takes.
     """
     rows, length = x.shape
-    num_blocks = max(1, -(-length // BLOCK))
-    if num_blocks * BLOCK != length:
-        x = torch.nn.functional.pad(x, (0, num_blocks * BLOCK - length))
-    kernel, distance = _weights(decay, x.dtype)
-    blocks = x.reshape(rows, num_blocks, BLOCK) @ kernel
+    num_blocks = max(1, -(-length // block))
+    if num_blocks * block != length:
+        x = torch.nn.functional.pad(x, (0, num_blocks * block - length))
+    kernel, distance = _weights(decay, block, x.dtype)
+    blocks = x.reshape(rows, num_blocks, block) @ kernel
     if num_blocks > 1:
-        heads = decayed_sum(blocks[..., 0], decay**BLOCK)
+        heads = decayed_sum(blocks[..., 0], decay**block, HEADS)
         following = torch.nn.functional.pad(heads[:, 1:], (0, 1)).unsqueeze(-1)
         blocks.addcmul_(following, distance)
-    return blocks.view(rows, num_blocks * BLOCK)[:, :length]
+    return blocks.view(rows, num_blocks * block)[:, :length]
 
 
-def _weights(decay: float | torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights(
+    decay: float | torch.Tensor, block: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what takes a block to its sums [.., B, B], and the next block's head to the block [.., B]."""
     if isinstance(decay, torch.Tensor):
-        return _powers(decay.double().view(-1, 1, 1), dtype)
-    return _cached_powers(float(decay), dtype)
+        return _powers(decay.double().view(-1, 1, 1), block, dtype)
+    return _cached_powers(float(decay), block, dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_powers(decay: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return _powers(torch.tensor(decay, dtype=torch.float64), dtype)
+def _cached_powers(decay: float, block: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return _powers(torch.tensor(decay, dtype=torch.float64), block, dtype)
 
 
-def _powers(decay: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _powers(decay: torch.Tensor, block: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     # In float64: powers of a rounded decay would be wrong in the sixth digit.
-    steps = torch.arange(BLOCK, device=decay.device)
+    steps = torch.arange(block, device=decay.device)
     lag = steps.unsqueeze(-1) - steps
     kernel = torch.where(lag < 0, 0.0, decay ** lag.clamp_min(0))
-    return kernel.to(dtype), (decay ** (BLOCK - steps)).to(dtype)
+    return kernel.to(dtype), (decay ** (block - steps)).to(dtype)
 
 
 def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
@@ -116,7 +122,8 @@ def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 
     Masked places of ``token_reward`` are not read; those of the result are exactly 0.
     """
     layout = Layout.of(mask)
-    return layout.unpack(decayed_sum(layout.pack(token_reward), gamma).contiguous())
+    reward = layout.clear_(layout.gather(token_reward).clone())
+    return layout.scatter(decayed_sum(reward, gamma).contiguous())
 
 
 def gae(
@@ -140,10 +147,10 @@ def gae(
 
     Source: Schulman et al., arXiv 1506.02438, equations 11-16.
     """
-    returns, value = layout.pack(token_reward), layout.pack(value)
+    reward, value = layout.gather(token_reward), layout.gather(value)
     weight = lam.to(value.dtype).unsqueeze(-1) if isinstance(lam, torch.Tensor) else lam
-    mixed = decayed_sum(torch.lerp(value, returns, weight), gamma * lam)
-    # In place from here on: at this size the time goes into memory, not arithmetic.
-    returns[:, :-1].add_(mixed[:, 1:], alpha=gamma)
-    advantage = torch.sub(returns, value, out=value)
-    return layout.unpack(advantage), layout.unpack(returns)
+    mixed = decayed_sum(layout.clear_(torch.lerp(value, reward, weight)), gamma * lam)
+    returns = torch.empty_like(reward)
+    torch.add(reward[:, :-1], mixed[:, 1:], alpha=gamma, out=returns[:, :-1])
+    returns[:, -1] = reward[:, -1]
+    return layout.scatter(returns - value), layout.scatter(returns)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from titanrl.ops.returns import BLOCK, Layout, decayed_sum, gae, reward_to_go
+from titanrl.ops.returns import BLOCK, HEADS, Layout, decayed_sum, gae, reward_to_go
 
-LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, BLOCK * BLOCK + 1]
+LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, BLOCK * HEADS + 1]
 
 
 def loop_gae(
@@ -95,9 +95,9 @@ def test_layout_moves_tokens_only_where_a_row_has_holes() -> None:
     assert Layout.of(runs).token is None
     holed = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0]], dtype=torch.bool)
     layout = Layout.of(holed)
-    packed = layout.pack(torch.tensor([[1.0, torch.nan, 2.0, torch.nan], [torch.inf, 3.0, 4.0, 5.0]]))
+    packed = layout.gather(torch.tensor([[1.0, torch.nan, 2.0, torch.nan], [torch.inf, 3.0, 4.0, 5.0]]))
     assert packed.tolist() == [[1.0, 2.0, 0.0, 0.0], [3.0, 4.0, 0.0, 0.0]]
-    assert layout.unpack(packed).tolist() == [[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 4.0, 0.0]]
+    assert layout.scatter(packed).tolist() == [[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 4.0, 0.0]]
 
 
 def test_decayed_sum_does_not_change_its_input() -> None:
