@@ -44,6 +44,7 @@ def run_eagerly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Call
 
 def float32(rows: int, length: int) -> tuple[PolicyOutputs, TensorDict]:
     policy, batch = batches.sample([2] * (rows // 2), length, seed=length)
+    batch["loss_weight"] = batch["loss_weight"] / batch["loss_weight"].sum()
 
     def cast(x: torch.Tensor) -> torch.Tensor:
         return x.float() if x.is_floating_point() else x
@@ -55,10 +56,10 @@ def float32(rows: int, length: int) -> tuple[PolicyOutputs, TensorDict]:
 
 
 def run(function: Callable[..., Any], policy: PolicyOutputs, batch: TensorDict) -> list[torch.Tensor]:
-    """Returns the total, its gradients and the metric sums."""
+    """Returns the total, its gradients and the metrics."""
     total, sums = function(policy, batch, COEFFICIENTS)
     gradients = torch.autograd.grad(total, list(policy), materialize_grads=True)
-    return [total.detach(), *gradients, *(value for value, _ in sums.values())]
+    return [total.detach(), *gradients, *(value / count for value, count in sums.values())]
 
 
 def check_all_lengths(objective: Objective, backend: Callable[..., Any]) -> None:
