@@ -43,7 +43,7 @@ class Layout(NamedTuple):
         return cls(bits, _positions(mask), _positions(left))
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [N, L] the trainable values of ``x`` in order; around them 0 if they moved, else garbage."""
+        """Returns [N, L] the trainable values of ``x`` in order; around them 0 if they moved, else any."""
         return x.float().contiguous() if self.token is None else _move(x.float(), self.token, self.slot)
 
     def clear_(self, x: torch.Tensor) -> torch.Tensor:
