@@ -80,10 +80,10 @@ def load(kind: str) -> None:
             f"unknown component kind {kind!r}{suggest(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
         )
     if kind not in _loaded:
-        _loaded.add(kind)
         package = importlib.import_module(f"titanrl.components.{FOLDERS[kind]}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
+        _loaded.add(kind)  # only now: a file that fails to import must say so at every look-up
     if ENTRY_POINTS not in _loaded:
         _loaded.add(ENTRY_POINTS)
         for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
