@@ -36,6 +36,8 @@ class Repacker:
 
     def __init__(self, model: Any) -> None:
         self._modules: dict[str, Any] = {}
+        self._spare: list[torch.Tensor] = []
+        self._lent: dict[int, torch.Tensor] = {}
         self.slots: dict[str, Slot] = {}
         """Hugging Face name -> place; the names are the manifest."""
         self._head = model.lm_head
@@ -86,6 +88,7 @@ class Repacker:
             name: {key for key in self.slots if self.slots[key].module == name} for name in self._modules
         }
         buffers: dict[str, dict[str, torch.Tensor]] = {}
+        self._lent.clear()
         for name, tensor in weights:
             slot = self.slots.get(name)
             if slot is None:
@@ -99,27 +102,42 @@ class Repacker:
             waiting[slot.module].discard(name)
             held = buffers.setdefault(slot.module, {})
             if slot.parameter not in held:
-                held[slot.parameter] = self._buffer(slot)
-            held[slot.parameter][slot.start : slot.start + slot.shape[0]] = tensor
+                held[slot.parameter] = self._target(slot, tensor)
+            target = held[slot.parameter][slot.start : slot.start + slot.shape[0]]
+            if target.data_ptr() != tensor.data_ptr():
+                target.copy_(tensor)
             if not waiting[slot.module]:
                 self._install(self._modules[slot.module], buffers.pop(slot.module))
         _refuse_missing(set().union(*waiting.values()))
         if self._is_tied:
+            vars(self._head).pop("cpu_linear", None)
             self._head.quant_method.process_weights_after_loading(self._head)
 
-    def _buffer(self, slot: Slot) -> torch.Tensor:
-        module = self._modules[slot.module]
-        parameter = getattr(module, slot.parameter)
-        if not _is_linear(module):
+    def _target(self, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns where a parameter is put together: in its place, if it is kept beside its packed form."""
+        parameter = getattr(self._modules[slot.module], slot.parameter)
+        if parameter.numel():
             return parameter.data  # type: ignore[no-any-return]
-        return torch.empty(sum(module.output_partition_sizes), *slot.shape[1:], dtype=parameter.dtype)
+        rows = sum(self._modules[slot.module].output_partition_sizes)
+        if rows == slot.shape[0] and tensor.dtype == parameter.dtype and tensor.is_contiguous():
+            return tensor  # packing only reads it
+        size = rows * slot.shape[1]
+        # Kept from load to load, as fresh memory would cost a page fault for every 4 KiB.
+        fitting = [index for index, spare in enumerate(self._spare) if spare.numel() >= size]
+        whole = self._spare.pop(fitting[0]) if fitting else torch.empty(size, dtype=parameter.dtype)
+        self._lent[whole.data_ptr()] = whole
+        return whole[:size].view(rows, slot.shape[1])
 
     def _install(self, module: Any, tensors: dict[str, torch.Tensor]) -> None:
         if _is_linear(module):
             for name, tensor in tensors.items():
                 setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
         if _is_linear(module) or module is self._head:
+            vars(module).pop("cpu_linear", None)  # the old packed weight goes before the new one comes
             module.quant_method.process_weights_after_loading(module)
+        for tensor in tensors.values():
+            if tensor.data_ptr() in self._lent:
+                self._spare.append(self._lent.pop(tensor.data_ptr()))
 
 
 def load_documented(model: Any, weights: Weights) -> None:
