@@ -100,6 +100,11 @@ class Algorithm:
                 "nothing is dropped, so both are the same."
             )
 
+    @property
+    def kl_in_loss(self) -> KLTerm | None:
+        """The KL term if it is part of the loss."""
+        return self.kl if self.kl is not None and self.kl.placement == "loss" else None
+
 
 def controls_entropy(controller: Any) -> bool:
     """Whether the controller's input is the policy's entropy rather than a KL."""

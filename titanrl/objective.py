@@ -92,6 +92,7 @@ class Objective:
 def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
     """Returns ``objective`` as one graph for any shape; call it as the objective itself."""
     # torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the
-    # second of two losses that differ in one float would compute the first one's. Needed until torch is fixed.
+    # second of two losses that differ in one float would compute the first one's. Needed until torch
+    # is fixed.
     torch._dynamo.config.specialize_float = True
     return torch.compile(objective.__call__, fullgraph=True, dynamic=True, backend=backend)

@@ -12,10 +12,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "AdvantageEstimator", "Advantages", "Aggregation", "Correction", "CorrectionResult", "Filter", "KLController",
-    "KLEstimator", "PolicyLoss", "PolicyOutputs", "Prompt", "PromptRow", "PromptSource", "RewardFunction", "Sample",
-    "Sampler", "SamplerHost", "SamplerSettings", "SourceSettings", "Stateful", "TokenLoss",
-]  # fmt: skip
+    "AdvantageEstimator",
+    "Advantages",
+    "Aggregation",
+    "Correction",
+    "CorrectionResult",
+    "Filter",
+    "KLController",
+    "KLEstimator",
+    "PolicyLoss",
+    "PolicyOutputs",
+    "Prompt",
+    "PromptRow",
+    "PromptSource",
+    "RewardFunction",
+    "Sample",
+    "Sampler",
+    "SamplerHost",
+    "SamplerSettings",
+    "SourceSettings",
+    "Stateful",
+    "TokenLoss",
+]
 
 
 class PolicyOutputs(NamedTuple):
@@ -187,7 +205,7 @@ class SamplerHost:
 
 
 class Sampler(Protocol):
-    """A live resource. Rows come back in order; ``version`` is the policy's, counted in optimizer-step batches."""
+    """A live resource. Rows come back in order; ``version`` is the policy's, counted in training steps."""
 
     version: int
 

@@ -15,7 +15,7 @@ __all__ = ["KEYS", "STAGES", "Key", "Stage", "check", "key_name"]
 
 Stage = Literal["sample", "score", "estimate", "weigh", "update"]
 STAGES: tuple[Stage, ...] = ("sample", "score", "estimate", "weigh", "update")
-"""The stages of one step, in order. Offline training begins with a source that writes what `sample` writes."""
+"""The stages of one step, in order. Offline, a source writes what `sample` writes."""
 
 BatchKey = str | tuple[str, ...]
 
@@ -39,7 +39,7 @@ KEYS: dict[BatchKey, Key] = {
     "input_ids": Key("[N, L]", "int64", "sample", "raw[:-1], right-padded"),
     "labels": Key("[N, L]", "int64", "sample", "raw[1:], right-padded; position t scores labels[:, t]"),
     "loss_mask": Key("[N, L]", "bool", "sample", "true iff labels[t] was sampled by the policy"),
-    "sampler_logprob": Key("[N, L]", "float32", "sample", "log-prob under the distribution really sampled from"),
+    "sampler_logprob": Key("[N, L]", "float32", "sample", "log-prob under the distribution sampled from"),
     "policy_version": Key("[N]", "int32", "sample", "weights at the first sampled token"),
     "group_id": Key("[N]", "int64", "sample", "rows of one prompt, or one preference pair; contiguous"),
     "row_id": Key("[N]", "int64", "sample", "number of the row in its step, over all ranks"),
@@ -56,16 +56,16 @@ KEYS: dict[BatchKey, Key] = {
     "old_logprob": Key("[N, L]", "float32", "score", "trainer's log-probs before the update", finite=True),
     "old_entropy": Key("[N, L]", "float32", "score", "policy's entropy before the update, nats", finite=True),
     "sum_pi_squared": Key("[N, L]", "float32", "score", "sum over the vocabulary of pi_old^2", finite=True),
-    "ref_logprob": Key("[N, L]", "float32", "score", "log-probs of the frozen anchor", "reference", finite=True),
+    "ref_logprob": Key("[N, L]", "float32", "score", "log-probs of the anchor", "reference", finite=True),
     "teacher_logprob": Key("[N, L]", "float32", "score", "log-probs of the teacher", "teacher", finite=True),
     "value": Key("[N, L]", "float32", "score", "critic's values before the update", "critic", finite=True),
     "final_value": Key("[N]", "float32", "score", "critic's value after the last trainable token", "critic"),
     "reference_point": Key("[N]", "float32", "score", "KTO's z, the same on every row", "reference"),
-    "token_reward": Key("[N, L]", "float32", "estimate", "reward on the last trainable token, plus KL-in-reward"),
+    "token_reward": Key("[N, L]", "float32", "estimate", "reward on the last trainable token, less KL"),
     "advantage": Key("[N, L]", "float32", "estimate", "advantage", zero_where_masked=True, finite=True),
-    "returns": Key("[N, L]", "float32", "estimate", "the critic's target", zero_where_masked=True, finite=True),
+    "returns": Key("[N, L]", "float32", "estimate", "critic's target", zero_where_masked=True, finite=True),
     "correction_weight": Key(
-        "[N, L]", "float32", "estimate", "product of the corrections; multiplies the policy loss", finite=True,
+        "[N, L]", "float32", "estimate", "product of the corrections", finite=True,
         zero_where_masked=True,
     ),
     "keep": Key("[N, L]", "bool", "estimate", "and of the corrections' keep masks"),

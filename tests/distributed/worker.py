@@ -1,11 +1,12 @@
-"""Trains a tiny model for some steps on whatever mesh torchrun gives, and leaves what it saw in files.
+"""Trains tiny models for some steps on whatever meshes torchrun gives, and leaves what it saw in files.
 
-Usage: worker.py FOLDER, which holds case.json (model, parallelism, steps, ...) and gets rank-<r>.pt.
+Usage: worker.py FOLDER, which holds cases.json ({name: {model, parallelism, ...}}) and gets rank-<r>.pt.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     set_threads(2)
     folder = Path(sys.argv[1])
-    result = run(json.loads((folder / "case.json").read_text()))
-    torch.save(result, folder / f"rank-{torch.distributed.get_rank()}.pt")
+    cases = json.loads((folder / "cases.json").read_text())
+    torch.save(
+        {name: run(case) for name, case in cases.items()}, folder / f"rank-{int(os.environ['RANK'])}.pt"
+    )
     torch.distributed.destroy_process_group()

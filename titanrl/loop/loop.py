@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -42,6 +43,7 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
         ConfigError: what only the running machine can know, such as a prompt that is too long.
         TrainingError: nothing is left to train on.
     """
+    experiment = copy.deepcopy(experiment)  # its controllers hold state
     run, report, steps = experiment.run, experiment.report, experiment.loop.steps
     start()
     folder = RunFolder(exchange.agree(RunFolder.choose(run.folder, run.name, resume=resume)))

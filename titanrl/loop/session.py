@@ -57,11 +57,10 @@ class Session:
 
     def coefficients(self) -> tuple[float, float]:
         """Returns beta of the KL term in the loss and eta of the entropy bonus, 0 where there is none."""
-        algorithm = self.experiment.algorithm
-        in_loss = algorithm.kl is not None and algorithm.kl.placement == "loss"
+        kl, entropy = self.experiment.algorithm.kl_in_loss, self.experiment.algorithm.entropy
         return (
-            algorithm.kl.controller.coefficient if in_loss else 0.0,
-            algorithm.entropy.coefficient if algorithm.entropy is not None else 0.0,
+            0.0 if kl is None else kl.controller.coefficient,
+            0.0 if entropy is None else entropy.coefficient,
         )
 
     def control(self, metrics: dict[str, float], *, num_sequences: int, step: int) -> None:
@@ -120,11 +119,11 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
             dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
         )
     )  # fmt: skip
-    in_loss = algorithm.kl is not None and algorithm.kl.placement == "loss"
+    kl = algorithm.kl_in_loss
     objective = Objective(
         loss=algorithm.loss,
-        kl=algorithm.kl.estimator if in_loss else None,
-        importance_weight=in_loss and algorithm.kl.importance_weight,
+        kl=None if kl is None else kl.estimator,
+        importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
         on_policy=on_policy,
     )

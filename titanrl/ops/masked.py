@@ -1,4 +1,4 @@
-"""Arithmetic over masked tensors. Masked places may hold anything, NaN included: inputs are replaced, never multiplied."""
+"""Arithmetic over masked tensors. Masked places may hold anything, NaN too: inputs are replaced first."""
 
 from __future__ import annotations
 

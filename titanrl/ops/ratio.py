@@ -25,7 +25,7 @@ def clamped_log_ratio(
 
 
 def approx_kl(clamped: torch.Tensor) -> torch.Tensor:
-    """Returns ``exp(d) - 1 - d`` of a clamped log-ratio, an estimate of KL(old || policy), without gradient."""
+    """Returns ``exp(d) - 1 - d`` of a clamped log-ratio: an estimate of KL(old || policy), no gradient."""
     clamped = clamped.detach()
     return torch.expm1(clamped) - clamped
 

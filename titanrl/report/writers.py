@@ -26,7 +26,7 @@ class Writers:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder.tensorboard), purge_step=first_step or None)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(str(folder.tensorboard), purge_step=first_step or None)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes ``stage/quantity`` numbers of one step."""
