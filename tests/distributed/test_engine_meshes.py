@@ -16,95 +16,104 @@ from titanrl.models import tiny
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 WORKER = Path(__file__).parent / "worker.py"
 ATOL = 1e-5
-
-
-def launch(folder: Path, processes: int, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what each rank of a torchrun saw."""
-    folder.mkdir(parents=True)
-    (folder / "case.json").write_text(json.dumps(case))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run([*command, str(WORKER), str(folder)], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(processes)]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
-    folder = tmp_path_factory.mktemp("models")
-    return {tied: str(tiny.create(folder / str(tied), tied=tied, scale=0.2)) for tied in (True, False)}
-
-
-@pytest.fixture(scope="module")
-def alone(models: dict[bool, str], tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
-    """The same three steps on one process; in the second one, half of the groups have nothing to train."""
-    folder = tmp_path_factory.mktemp("alone")
-    return {
-        tied: launch(folder / str(tied), 1, {"model": model, "starve": 1, "shares": 2})[0]
-        for tied, model in models.items()
-    }
-
-
-MESHES = {
+MESHES: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "replicate": {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1},
     "tensor": {"tensor_parallel_degree": 2},
     "tensor without sequence": {"tensor_parallel_degree": 2, "enable_sequence_parallel": False},
     "pipeline": {"pipeline_parallel_degree": 2},
 }
+Results = dict[tuple[int, str], list[dict[str, Any]]]
+"""(processes, case) -> what each rank saw."""
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("mesh", MESHES)
-def test_two_processes_equal_one(
-    mesh: str, tied: bool, models: dict[bool, str], alone: dict[bool, dict[str, Any]], tmp_path: Path
+def launch(folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> Results:
+    """Runs all cases in one torchrun."""
+    folder.mkdir(parents=True)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run([*command, str(WORKER), str(folder)], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(processes)]
+    return {(processes, name): [rank[name] for rank in ranks] for name in cases}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Three steps each; in the second, only the first of two ranks has anything to train."""
+    folder = tmp_path_factory.mktemp("meshes")
+    models = {
+        tied: str(tiny.create(folder / tied, tied=tied == "tied", scale=0.2)) for tied in ("tied", "untied")
+    }
+    alone = {tied: {"model": model, "starve": 1, "shares": 2} for tied, model in models.items()}
+    rounded = {"model": models["tied"], "precision": "bfloat16", "shares": 2, "steps": 1}
+    both = {
+        f"{mesh} {tied}": alone[tied] | {"parallelism": degrees}
+        for mesh, degrees in MESHES.items()
+        for tied in models
+        if (mesh, tied) != ("pipeline", "tied")  # Stages untie the head, which is another model.
+    }
+    four = {"fsdp tensor": alone["untied"] | {"parallelism": {"tensor_parallel_degree": 2}}}
+    return (
+        launch(folder / "one", 1, alone | {"bfloat16": rounded})
+        | launch(folder / "two", 2, both | {"bfloat16": rounded})
+        | launch(folder / "four", 4, four)
+    )
+
+
+CASES = [
+    (2, f"{mesh} {tied}")
+    for mesh in MESHES
+    for tied in ("tied", "untied")
+    if (mesh, tied) != ("pipeline", "tied")
+]
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("processes", "case"), [*CASES, (4, "fsdp tensor")])
+def test_mesh_gives_the_losses_and_gradients_of_one_process(
+    results: Results, processes: int, case: str
 ) -> None:
-    if mesh == "pipeline" and tied:
-        pytest.skip("pipeline stages untie the head, which is another model")
-    case = {"model": models[tied], "parallelism": MESHES[mesh], "starve": 1, "shares": 2}
-    ranks = launch(tmp_path / "two", 2, case)
-    one = alone[tied]
-    for found in ranks:
-        assert found["losses"] == pytest.approx(one["losses"], abs=ATOL)
-        assert found["counts"] == one["counts"]
+    ranks = results[processes, case]
+    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(one["losses"], abs=ATOL)
+        assert rank["counts"] == one["counts"]
     for step, wanted in enumerate(one["gradients"]):
         found = {name: value for rank in ranks for name, value in rank["gradients"][step].items()}
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             torch.testing.assert_close(found[name], value, atol=ATOL, rtol=1e-4)
-    for name, value in ranks[0]["weights"].items():
-        assert torch.equal(value, ranks[1]["weights"][name]), name
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_scores_do_not_depend_on_the_mesh(
-    tied: bool, models: dict[bool, str], alone: dict[bool, dict[str, Any]], tmp_path: Path
-) -> None:
-    ranks = launch(tmp_path / "two", 2, {"model": models[tied], "steps": 1})
-    wanted = alone[tied]["scores"][0]
-    for rank in ranks:
-        for key in ("logprob", "entropy"):
-            for group in rank["scores"][0]["group_id"].unique():
-                mine = rank["scores"][0][key][rank["scores"][0]["group_id"] == group]
-                torch.testing.assert_close(
-                    mine, wanted[key][wanted["group_id"] == group], atol=ATOL, rtol=1e-5
-                )
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("processes", "case"), CASES)
+def test_every_rank_streams_the_same_weights(results: Results, processes: int, case: str) -> None:
+    first, *others = (rank["weights"] for rank in results[processes, case])
+    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    assert first.keys() == one["weights"].keys()
+    for other in others:
+        assert all(torch.equal(value, other[name]) for name, value in first.items())
 
 
-def test_bfloat16_on_two_processes_is_bfloat16_on_one(models: dict[bool, str], tmp_path: Path) -> None:
-    case = {"model": models[True], "precision": "bfloat16", "shares": 2, "steps": 2}
-    (one,) = launch(tmp_path / "one", 1, case)
-    two = launch(tmp_path / "two", 2, case)
-    assert two[0]["losses"][0] == pytest.approx(one["losses"][0], abs=1e-5)
-    for name, value in one["gradients"][0].items():
-        # Each rank rounds its own sum to bfloat16 before the float32 reduction.
-        torch.testing.assert_close(two[0]["gradients"][0][name], value, atol=4e-3, rtol=2e-2)
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("processes", "case"), CASES)
+def test_scores_do_not_depend_on_the_mesh(results: Results, processes: int, case: str) -> None:
+    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    wanted = one["scores"][0]
+    for rank in results[processes, case]:
+        found = rank["scores"][0]
+        for group in found["group_id"].unique():
+            mine, theirs = found["group_id"] == group, wanted["group_id"] == group
+            for key in ("logprob", "entropy"):
+                torch.testing.assert_close(found[key][mine], wanted[key][theirs], atol=2e-5, rtol=1e-5)
 
 
-def test_four_processes_of_two_axes_equal_one(
-    models: dict[bool, str], alone: dict[bool, dict[str, Any]], tmp_path: Path
-) -> None:
-    case = {"model": models[False], "parallelism": {"tensor_parallel_degree": 2}, "starve": 1, "shares": 2}
-    ranks = launch(tmp_path / "four", 4, case)
-    assert ranks[0]["losses"] == pytest.approx(alone[False]["losses"], abs=ATOL)
-    for name, value in alone[False]["gradients"][0].items():
-        torch.testing.assert_close(ranks[0]["gradients"][0][name], value, atol=ATOL, rtol=1e-4)
+@pytest.mark.timeout(2400)
+def test_bfloat16_on_two_processes_is_bfloat16_on_one(results: Results) -> None:
+    (one,) = results[1, "bfloat16"]
+    for rank in results[2, "bfloat16"]:
+        assert rank["losses"] == pytest.approx(one["losses"], abs=ATOL)
+        for name, value in one["gradients"][0].items():
+            # Each rank rounds its own sum to bfloat16 before the float32 reduction.
+            torch.testing.assert_close(rank["gradients"][0][name], value, atol=4e-3, rtol=2e-2)

@@ -1,6 +1,6 @@
 """Trains tiny models for some steps on whatever meshes torchrun gives, and leaves what it saw in files.
 
-Usage: worker.py FOLDER, which holds cases.json ({name: {model, parallelism, ...}}) and gets rank-<r>.pt.
+Usage: worker.py FOLDER: holds cases.json ({name: {model, parallelism, steps, ...}}), gets rank-<r>.pt.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from titanrl.engine.checkpoint import has_checkpoint
-from titanrl.engine.engine import Engine, EngineConfig
+from titanrl.engine.engine import Engine
 from titanrl.engine.mesh import set_threads, start
+from titanrl.engine.settings import EngineConfig
 
 __all__ = ["Engine", "EngineConfig", "has_checkpoint", "set_threads", "start"]

@@ -7,7 +7,7 @@ FlexAttention reads the line directly, with the same rows written as a block mas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,14 +40,14 @@ class RowLayout(NamedTuple):
     """[1] int64, R; a tensor, as pipeline stages pass tensors only."""
 
 
-class RowAttention(Module):
+class RowAttention(Module):  # type: ignore[misc]  # torchtitan has no types
     """Causal attention by torch's fused kernel, for the CPU.
 
     FlexAttention has no CPU backward, varlen needs CUDA.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Module.Config):
+    class Config(Module.Config):  # type: ignore[misc]
         pass
 
     def __init__(self, config: Config) -> None:
@@ -74,14 +74,14 @@ class RowAttention(Module):
         layout = attention_masks
         if isinstance(layout, torch.Tensor):
             layout = self.layouts[int(layout)]
-        inputs = (q_BLNH, k_BLNH, v_BLNH)
+        inputs: tuple[torch.Tensor, ...] = (q_BLNH, k_BLNH, v_BLNH)
         if layout is not None:
-            inputs = tuple(_ToRows.apply(x, layout) for x in inputs)
+            inputs = tuple(to_rows(x, layout) for x in inputs)
         query, key, value = (x.transpose(1, 2) for x in inputs)
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=enable_gqa
         ).transpose(1, 2)
-        return out if layout is None else _FromRows.apply(out, layout)
+        return out if layout is None else from_rows(out, layout)
 
 
 class _ToRows(torch.autograd.Function):
@@ -119,6 +119,10 @@ class _FromRows(torch.autograd.Function):
         return rows, None
 
 
+to_rows: Callable[[torch.Tensor, RowLayout], torch.Tensor] = _ToRows.apply
+from_rows: Callable[[torch.Tensor, RowLayout], torch.Tensor] = _FromRows.apply
+
+
 def attention_config(device_type: str) -> Module.Config:
     """Returns the inner attention for a device.
 
@@ -146,6 +150,7 @@ def attention_masks(
         return (query >= key) & (mine | prompt)
 
     lines, length = row.shape
-    return create_attention_mask(
+    mask: BlockMask = create_attention_mask(
         attends, lines, None, length, length, device=row.device, BLOCK_SIZE=config.block_size
     )
+    return mask

@@ -29,14 +29,14 @@ class Request(NamedTuple):
     kernels: ops.Kernels = ops.EAGER
 
 
-class TokenHead(Linear):
+class TokenHead(Linear):  # type: ignore[misc]  # torchtitan has no types
     """TorchTitan's linear head that answers a Request within its forward, so that FSDP's hooks around it fit.
 
     Under tensor parallelism its weight stays sharded on V, [V/tp, D], and answers are replicated over tp.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):
+    class Config(Linear.Config):  # type: ignore[misc]
         pass
 
     def __init__(self, config: Config) -> None:
@@ -47,8 +47,7 @@ class TokenHead(Linear):
 
     def parallelize(self, parallel_dims: Any) -> None:
         """Shards the weight; the forward is not wrapped, as it answers with more than one sharded tensor."""
-        assert not self._parallelized
-        self._parallelized = True
+        self._parallelized: bool = True
         self._distribute_states(parallel_dims)
         mesh = parallel_dims.get_optional_mesh("tp")
         if mesh is not None:

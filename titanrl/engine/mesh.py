@@ -42,7 +42,7 @@ class Mesh:
     @property
     def is_alone(self) -> bool:
         """Whether no other rank shares this one's weights by data parallelism."""
-        return self.dims.dp_replicate * self.dims.dp_shard == 1
+        return int(self.dims.dp_replicate * self.dims.dp_shard) == 1
 
     @property
     def pp_group(self) -> dist.ProcessGroup | None:
@@ -102,7 +102,9 @@ def start() -> torch.device:
         if "WORLD_SIZE" in os.environ:
             dist.init_process_group(backend, timeout=TIMEOUT)
         else:  # no port is opened
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+            dist.init_process_group(
+                backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
+            )
     return device
 
 

@@ -185,7 +185,10 @@ def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     """Returns the same on ``device``; ``rows`` stays on the CPU."""
     if device.type == "cpu":
         return micro_batch
-    layout = RowLayout(*(x.to(device) for x in micro_batch.layout[:-1]), micro_batch.layout.num_rows)
+    old = micro_batch.layout
+    moved = RowLayout(*(x.to(device) for x in old))
+    # How many rows there are is asked by the host.
+    layout = moved._replace(num_rows=old.num_rows)
     return micro_batch._replace(
         tokens=micro_batch.tokens.to(device),
         positions=micro_batch.positions.to(device),

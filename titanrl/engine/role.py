@@ -5,7 +5,8 @@ The policy and the frozen reference are roles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from titanrl.engine.reduce import from_last_stage
 from titanrl.ops.logprob import EAGER, Kernels, TokenStatistics
 from titanrl.protocols import PolicyOutputs
 
-__all__ = ["Role"]
+__all__ = ["Role", "gathered"]
 
 
 class Role:
@@ -78,7 +79,7 @@ class Role:
                 self._keep_gathered(index + 1 < len(micro_batches))
             loss = use(self.forward(micro_batch), micro_batch)
             if loss is not None:
-                loss.backward()
+                torch.autograd.backward(loss)
 
     def _keep_gathered(self, more: bool) -> None:
         """On one data-parallel rank, gradients and gathered weights stay as they are until the last
@@ -161,3 +162,22 @@ def outputs(statistics: TokenStatistics, micro_batch: MicroBatch) -> PolicyOutpu
         sum_pi_squared=at_places(statistics.sum_pi_squared),
         candidate_logprob=logprob[..., 1:] if logprob.shape[-1] > 1 else None,
     )
+
+
+@contextmanager
+def gathered(role: Role) -> Iterator[None]:
+    """Keeps a role's weights whole within the block, without gradients; no collective happens inside."""
+    modules = role.model.fsdp_modules()
+    # Read from FSDP's own state: there is no public question for it in torch 2.13.
+    groups = [module._get_fsdp_state()._fsdp_param_groups for module in modules]
+    frees = [any(group.post_forward_mesh_info for group in each) for each in groups]
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, free in zip(modules, frees, strict=True):
+            module.set_reshard_after_forward(free, recurse=False)
+        role.reshard()

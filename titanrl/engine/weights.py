@@ -15,7 +15,8 @@ import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchti
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from titanrl.errors import ConfigError
@@ -54,7 +55,7 @@ def load_folder(model: Model, folder: str) -> None:
 
 
 def _read(tensors: dict[str, Any], folder: str) -> None:
-    stored = dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
+    stored = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         size = getattr(stored.get(name), "size", None)
         if size != tensor.shape:
@@ -63,7 +64,7 @@ def _read(tensors: dict[str, Any], folder: str) -> None:
                 f"[model] path {folder!r} does not hold what its config.json says: {name} must have shape "
                 f"{list(tensor.shape)}, got {found}."
             )
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder))
+    load(tensors, storage_reader=HuggingFaceStorageReader(folder))
 
 
 @torch.no_grad()

@@ -119,7 +119,9 @@ def token_statistics(
         hidden: [S, D]. weight: [V/tp, D], rows ``vocab_start ...`` of the head, sharded on V over ``group``.
         ids: [S, K] int64 token ids.
     """
-    values = _TokenStatistics.apply(hidden, weight, ids, temperature, group, vocab_start, kernels)
+    values = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, ids, temperature, group, vocab_start, kernels
+    )
     return TokenStatistics(*values)
 
 
@@ -204,5 +206,4 @@ def _reduce(rows: RowStatistics, picked: torch.Tensor, group: Group) -> tuple[Ro
         [rows.total * shrink, rows.weighted * shrink, rows.squares * shrink.square(), picked], dim=-1
     )
     torch.distributed.all_reduce(packed, group=group)
-    total, weighted, squares = packed[:, :3].split(1, -1)
-    return RowStatistics(peak, total, weighted, squares), packed[:, 3:]
+    return RowStatistics(peak, packed[:, :1], packed[:, 1:2], packed[:, 2:3]), packed[:, 3:]

@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run is the uninterrupted one, bit for bit; half a save is never taken for a whole one."""
+"""Checkpoints: a resumed run is the uninterrupted one bit for bit; half a save is never loaded."""
 
 from __future__ import annotations
 

@@ -1,0 +1,121 @@
+"""One optimizer step: gradients of the objective summed over micro-batches and ranks, clipped, applied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
+
+import torch
+from tensordict import TensorDict
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.distributed.utils import clip_grad_norm_
+
+from titanrl.engine.optimizer import Schedule
+from titanrl.engine.packing import MicroBatch
+from titanrl.engine.reduce import reduce_sums
+from titanrl.engine.role import Role
+from titanrl.metrics import Sums
+from titanrl.objective import Objective
+from titanrl.protocols import PolicyOutputs
+
+__all__ = ["Updater"]
+
+# torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the second
+# of two losses that differ in one float would compute the first one's. Needed until torch is fixed.
+torch._dynamo.config.specialize_float = True
+
+
+class Updater:
+    """Moves a role's weights."""
+
+    def __init__(
+        self,
+        role: Role,
+        optimizers: OptimizersContainer,
+        schedule: Schedule,
+        *,
+        max_norm: float,
+        backend: str | None,
+    ) -> None:
+        """Args:
+        max_norm: bound of the gradient's norm; inf: none. backend: torch.compile's; None: objectives run as
+            they are.
+        """
+        self._role, self._optimizers, self._schedule = role, optimizers, schedule
+        self._max_norm, self._backend = max_norm, backend
+        self._compiled: dict[Objective, Callable[..., Any]] = {}
+
+    def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
+        """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.
+
+        The gradient is that of the sum of ``objective`` over all rows of all ranks: how they are split
+        changes nothing. A step whose gradient is zero or not finite is left out and counted in
+        update/skipped.
+
+        Args:
+            rows: this rank's share, whole groups, with loss_weight; may be empty.
+            coefficients: beta of the KL term and eta of the entropy bonus.
+        """
+        needs = getattr(objective.loss, "needs", ())
+        if "value" in needs:
+            raise ValueError("the loss needs a value head, which a policy does not have.")
+        function = self._objective(objective)
+        numbers = torch.tensor(coefficients, dtype=torch.float32, device=self._role.mesh.device)
+        self._optimizers.zero_grad()
+        sums: dict[int, dict[str, torch.Tensor]] = {}
+
+        def use(outputs: PolicyOutputs, micro_batch: MicroBatch) -> torch.Tensor:
+            loss: torch.Tensor
+            loss, parts = function(outputs, micro_batch.batch, numbers)
+            # By identity: a pipeline calls for some micro-batches twice.
+            sums[id(micro_batch)] = {
+                name: torch.stack(pair).detach().double() for name, pair in parts.items()
+            }
+            return loss
+
+        micro_batches = self._role.micro_batches(rows)
+        self._role.run(micro_batches, use)
+        metrics = reduce_sums(list(sums.values()), self._role.mesh)
+        if "loss/total" in metrics:
+            # Normalised by its weights already: the step's number is the sum of the parts, not their mean.
+            metrics["loss/total"] = (metrics["loss/total"][0], 1.0)
+        tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
+        return metrics | self._step() | {"update/computed_tokens": (float(tokens), 1.0)}
+
+    def _step(self) -> Sums:
+        """Clips, steps the optimizer, moves the schedule on.
+
+        A gradient that is broken, or exactly zero, moves nothing: moments and weight decay would go on
+        without a signal.
+        """
+        norm = clip_grad_norm_(
+            self._role.model.parameters(),
+            self._max_norm,
+            foreach=True,
+            pp_mesh=self._role.mesh.dims.get_optional_mesh("pp"),
+        )
+        value = float(norm)
+        is_finite = math.isfinite(value)
+        rate = float(self._optimizers.optimizers[0].param_groups[0]["lr"])
+        moves = is_finite and value > 0
+        if moves:
+            self._optimizers.step()
+        self._schedule.step()
+        self._optimizers.zero_grad()
+        return {
+            "update/grad_norm": (value, 1.0) if is_finite else (0.0, 0.0),
+            "update/lr": (rate, 1.0),
+            "update/skipped": (float(not moves), 1.0),
+        }
+
+    def _objective(self, objective: Objective) -> Callable[..., Any]:
+        if self._backend is None:
+            return objective
+        if objective not in self._compiled:
+            self._compiled[objective] = torch.compile(
+                objective.__call__, fullgraph=True, dynamic=True, backend=self._backend
+            )
+        return self._compiled[objective]
