@@ -21,7 +21,8 @@ Z95 = 1.959964
 def evaluate(session: Session) -> dict[str, float]:
     """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
 
-    The score is the raw value of one verifier reward, never the shaped sum.
+    The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
+    beside it.
     """
     settings = session.experiment.evaluation
     assert settings is not None
@@ -29,30 +30,31 @@ def evaluate(session: Session) -> dict[str, float]:
     session.held_out.load_state_dict({"position": 0})
     count = min(settings.num_prompts, len(session.held_out.source))
     rows = session.held_out.take(count, settings.samples_per_prompt)
-    engine = session.engine
-    local = rows[
-        len(rows) * engine.dp_rank // engine.dp_degree : len(rows) * (engine.dp_rank + 1) // engine.dp_degree
-    ]
-    scores: list[float] = []
-    lengths: list[int] = []
+    rank, degree, group = session.engine.dp_rank, session.engine.dp_degree, session.engine.dp_group
+    local = rows[len(rows) * rank // degree : len(rows) * (rank + 1) // degree]
+    answers = session.sampler.sample(
+        local, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
+        greedy=settings.temperature == 0,
+    )  # fmt: skip
+    judged: list[dict[str, float]] = []
     if local:
-        answers = session.sampler.sample(
-            local, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
-            greedy=settings.temperature == 0,
-        )  # fmt: skip
         batch = assemble(local, answers, decode=session.tokens.decode, version=session.sampler.version)
-        judge = next(each for each in session.experiment.reward if settings.reward in (None, each.label))
-        rewards, _ = score_rewards(batch, (judge,))
-        scores, lengths = rewards["rewards", judge.label].tolist(), batch["loss_mask"].sum(1).tolist()
-    scores = exchange.gather_objects(scores, engine.dp_group, engine.dp_degree)
-    lengths = exchange.gather_objects(lengths, engine.dp_group, engine.dp_degree)
+        rewards, _ = score_rewards(batch, session.experiment.reward)
+        labels = [each.label for each in session.experiment.reward]
+        for index, answer in enumerate(answers):
+            scores = {f"reward_{label}": float(rewards["rewards", label][index]) for label in labels}
+            judged.append(scores | {"response_tokens": float(len(answer.ids))})
+    judged = exchange.gather_objects(judged, group, degree)
+    judge = next(each for each in session.experiment.reward if settings.reward in (None, each.label))
+    scores = [row[f"reward_{judge.label}"] for row in judged]
     low, high = interval(scores)
+    means = {f"eval/{name}_mean": sum(row[name] for row in judged) / len(judged) for name in judged[0]}
     return {
         "eval/score": sum(scores) / len(scores),
         "eval/score_low": low,
         "eval/score_high": high,
         "eval/num_prompts": float(count),
-        "eval/response_tokens_mean": sum(lengths) / len(lengths),
+        **means,
     }
 
 
