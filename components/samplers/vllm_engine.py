@@ -122,7 +122,9 @@ class VLLMSampler:
                 top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
                 max_tokens=self._settings.max_response_tokens,
                 seed=sample_seed(seed, step, row.group, row.sample),
+                # Which tokens end an answer is said here alone, whatever generation_config.json adds.
                 stop_token_ids=self._stops,
+                ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
             )

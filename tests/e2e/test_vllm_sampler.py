@@ -159,6 +159,18 @@ def test_answers_hold_their_end_token(untouched: Any) -> None:
         assert answer.finish_reason == 0 or len(answer.ids) == 16
 
 
+def test_only_the_stated_tokens_end_an_answer(untouched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The folder's generation_config.json names token 2, which vLLM would add by itself.
+    free = untouched.sample(rows_of(), step=0, seed=0)
+    monkeypatch.setattr(untouched, "_stops", [free[0].ids[3]])
+    rows = [PromptRow(PROMPTS[1], 0, sample) for sample in range(100)]
+    answers = untouched.sample(rows, step=0, seed=0, temperature=2.0)
+    assert any(2 in answer.ids[:-1] for answer in answers)
+    stopped = untouched.sample(rows_of(), step=0, seed=0)[0]
+    assert stopped.finish_reason == 0
+    assert list(stopped.ids) == list(free[0].ids)[: list(free[0].ids).index(free[0].ids[3]) + 1]
+
+
 def test_broken_weights_are_refused_and_never_sampled(untouched: Any, folders: tuple[Path, Path]) -> None:
     weights = weights_of(folders[0])
     name = "model.layers.1.mlp.up_proj.weight"
