@@ -1,4 +1,4 @@
-# make train | test | lint | lock | bench | clean
+# make train | test | sweep | lint | lock | bench | clean
 #
 # PYTHON       interpreter for the virtual environment (3.11 or 3.12)
 # TORCH_INDEX  further wheel index with a build of torch for this machine, where pip isn't already pointed at one
@@ -20,7 +20,7 @@ hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(PLATFORM)-$(call hash,$(PINS) pyproject.toml)
 BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
 
-.PHONY: train test lint format lock bench clean install model
+.PHONY: train test sweep lint format lock bench clean install model
 .DEFAULT_GOAL := train
 
 train: $(INSTALLED) models/$(MODEL)/config.json
@@ -29,6 +29,9 @@ train: $(INSTALLED) models/$(MODEL)/config.json
 
 test: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sweep: $(INSTALLED)
+	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

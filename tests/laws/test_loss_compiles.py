@@ -85,7 +85,7 @@ def test_loss_is_one_graph_for_all_lengths(table: Table) -> None:
     check_all_lengths(Objective(loss=titanrl.build("loss", table)), run_eagerly)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("table", ALL, ids=map(table_id, ALL))
 def test_compiled_loss_equals_eager(table: Table) -> None:
     check_all_lengths(Objective(loss=titanrl.build("loss", table)), compile_fx)
@@ -128,7 +128,7 @@ def test_compiled_loss_follows_its_floats() -> None:
     check_fresh_floats("ppo_clip", "clip_high", factors=(1.0, 0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "field"), float_fields())
 def test_compiled_loss_follows_each_float_field(name: str, field: str) -> None:
     torch._dynamo.reset()

@@ -115,6 +115,7 @@ def test_close_ends_the_workers() -> None:
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_users_interrupt_stops_the_run() -> None:
     """K8-06: Ctrl-C is the user's, not the grader's."""
     pool = DeadlinePool(act, num_workers=1)

@@ -70,7 +70,7 @@ class Reference:
 
     path: str | None = None
     """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
 
 

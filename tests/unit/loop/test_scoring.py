@@ -121,6 +121,7 @@ def test_result_that_is_not_one_number_a_row_fails(result: Any) -> None:
     assert failures == {"reward/r_failures": 2.0}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_users_interrupt_stops_the_run() -> None:
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -1,0 +1,241 @@
+"""Whole runs on the tiny model, through the front door."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from titanrl.config import load
+from titanrl.errors import TrainingError
+from titanrl.loop import loop
+from titanrl.loop.export import export_run
+from titanrl.models import tiny
+
+ROOT = Path(__file__).parents[2]
+FILE = """
+base = "{root}/experiments/base/grpo.toml"
+[run]
+folder = "{folder}/runs"
+name = "tiny"
+[model]
+path = "{folder}/model"
+[prompts]
+name = "jsonl"
+path = "{folder}/prompts.jsonl"
+[sampler]
+name = "torch"
+max_response_tokens = 8
+[[reward]]
+name = "repetition"
+n = 1
+[loop]
+steps = 4
+prompts_per_step = 4
+samples_per_prompt = 4
+[evaluation]
+every = 2
+num_prompts = 2
+[evaluation.prompts]
+name = "jsonl"
+path = "{folder}/prompts.jsonl"
+[training]
+seq_len = 64
+mixed_precision_param = "float32"
+[optimizer]
+lr = 1e-2
+[checkpoint]
+interval = 1
+keep_latest_k = 0
+[report]
+tensorboard = false
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """An experiment of four steps, rewarded for letters that do not repeat."""
+    tiny.create(tmp_path / "model", scale=0.3)
+    prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    path = tmp_path / "experiment.toml"
+    path.write_text(FILE.format(root=ROOT, folder=tmp_path))
+    return path
+
+
+def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def weights(run: Path, to: Path) -> dict[str, torch.Tensor]:
+    return load_file(export_run(run, to) / "model.safetensors")
+
+
+def command(file: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "titanrl", "train", str(file), *arguments]
+
+
+def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(file, tmp_path, monkeypatch):
+    whole = loop.train(load(file, ["run.name=whole"]))
+    expected = weights(whole, tmp_path / "whole")
+    original = loop.train_step
+    for stop in (1, 2, 3):
+        experiment = load(file, [f"run.name=stopped{stop}"])
+
+        def broken(session, step, clock, stop=stop):
+            if step == stop:
+                raise KeyboardInterrupt
+            return original(session, step, clock)
+
+        monkeypatch.setattr(loop, "train_step", broken)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(experiment)
+        monkeypatch.setattr(loop, "train_step", original)
+        resumed = loop.train(experiment, resume=True)
+        found = weights(resumed, tmp_path / f"stopped{stop}")
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        drop = re.compile("^time/")
+        kept = [
+            [{k: v for k, v in row.items() if not drop.match(k)} for row in lines(run)]
+            for run in (whole, resumed)
+        ]
+        assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+def test_killed_process_resumes_to_the_same_weights_bitwise(file, tmp_path):
+    whole = loop.train(load(file, ["run.name=whole"]))
+    process = subprocess.Popen(command(file), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = tmp_path / "runs" / "tiny"
+    deadline = time.monotonic() + 120
+    while not ((run / "metrics.jsonl").is_file() and len(lines(run)) >= 3):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command(file, "--resume"), cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    expected, found = weights(whole, tmp_path / "a"), weights(run, tmp_path / "b")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert [row["step"] for row in lines(run)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_give_the_run_of_one(file, tmp_path):
+    runs = {}
+    for nproc in (1, 2):
+        name = f"of{nproc}"
+        arguments = ("--nproc", str(nproc), "--set", f"run.name={name}", "--set", "loop.steps=3")
+        done = subprocess.run(
+            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        runs[nproc] = lines(tmp_path / "runs" / name)
+    for one, two in zip(runs[1], runs[2], strict=True):
+        for key in (
+            "reward/mean",
+            "loss/total",
+            "kl/value",
+            "loss/entropy",
+            "update/grad_norm",
+            "eval/score",
+        ):
+            assert (key in one) == (key in two)
+            assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=1e-4, abs=1e-5), (
+                one["step"],
+                key,
+            )
+
+
+def test_every_metric_is_documented_and_every_run_file_is_there(file):
+    run = loop.train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    documented = set()
+    for row in re.findall(r"^\| (`[^|]*`)", page, flags=re.MULTILINE):
+        names = re.findall(r"`([^`]+)`", row)
+        stems = [name for name in names if "/" in name]
+        documented.update(stems)
+        documented.update(stems[0].rpartition("_mean")[0] + name for name in names if name.startswith("_"))
+    documented |= {name.replace("<label>", "repetition") for name in documented}
+    for row in lines(run):
+        for name in row.keys() - {"step"}:
+            assert name in documented or re.fullmatch(r"time/\w+_seconds", name), name
+    for name in (
+        "experiment.toml",
+        "versions.json",
+        "samples.jsonl",
+        "curves.png",
+        "tensorboard",
+        "checkpoints",
+    ):
+        assert (run / name).exists(), name
+    sample = lines(run, "samples.jsonl")[0]
+    assert {"prompt", "response", "reward", "rewards", "advantage", "finish_reason"} <= sample.keys()
+
+
+def test_the_written_file_gives_the_run_again(file, tmp_path):
+    first = loop.train(load(file, ["loop.steps=2"]))
+    again = loop.train(load(first / "experiment.toml"))
+    assert [row.get("loss/total") for row in lines(first)] == [row.get("loss/total") for row in lines(again)]
+    assert again != first
+
+
+def test_batch_of_equal_rewards_moves_nothing_and_is_counted(file, tmp_path):
+    overrides = ["reward=[{name='exact_match'}]", "drop=['algorithm.kl','reference']", "loop.steps=1"]
+    run = loop.train(load(file, overrides))
+    (row,) = (row for row in lines(run) if row["step"] == 1)
+    assert row["update/skipped"] == 1.0
+    assert row["advantage/frac_zero_std"] == 1.0
+    before, after = load_file(tmp_path / "model" / "model.safetensors"), weights(run, tmp_path / "out")
+    assert all(torch.equal(after[name], value.float()) for name, value in before.items())
+
+
+def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
+    overrides = [
+        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]", "loop.max_resample=1",
+    ]  # fmt: skip
+    with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
+        loop.train(load(file, overrides))
+
+
+def test_reward_that_raises_costs_its_rows_alone(file, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(
+        "import torch\nfrom dataclasses import dataclass\nfrom titanrl import register\n\n"
+        '@register("reward", "brittle_training")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'
+        "class Brittle:\n"
+        '    """Fails on answers that hold an even number of tokens."""\n'
+        "    def __call__(self, batch):\n"
+        "        lengths = batch['loss_mask'].sum(1)\n"
+        "        if bool((lengths % 2 == 0).any()):\n"
+        "            raise RuntimeError('even')\n"
+        "        return torch.ones(len(lengths))\n"
+    )
+    overrides = [
+        f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure=-1.0}]",
+        "loop.steps=1", "evaluation=",
+    ]  # fmt: skip
+    run = loop.train(load(file, overrides))
+    rows = lines(run, "samples.jsonl")
+    assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)
+    (metrics,) = (row for row in lines(run) if row["step"] == 1)
+    assert metrics["reward/brittle_training_failures"] > 0
+
+
+def test_prompt_longer_than_the_context_is_refused_with_its_number(file):
+    done = subprocess.run(
+        command(file, "--set", "training.seq_len=10"), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert re.search(r"\[prompts\] prompt \d+ has \d+ tokens, more than the 2", done.stderr)
+    assert "Traceback" not in done.stderr
