@@ -237,5 +237,5 @@ def test_prompt_longer_than_the_context_is_refused_with_its_number(file):
         command(file, "--set", "training.seq_len=10"), cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert re.search(r"\[prompts\] prompt \d+ has \d+ tokens, more than the 2", done.stderr)
+    assert re.search(r"\[(evaluation\.)?prompts\] prompt \d+ has \d+ tokens, more than the 2", done.stderr)
     assert "Traceback" not in done.stderr

@@ -42,8 +42,8 @@ def evaluate(session: Session) -> dict[str, float]:
         rewards, _ = score_rewards(batch, session.experiment.reward)
         labels = [each.label for each in session.experiment.reward]
         for index, answer in enumerate(answers):
-            scores = {f"reward_{label}": float(rewards["rewards", label][index]) for label in labels}
-            judged.append(scores | {"response_tokens": float(len(answer.ids))})
+            parts = {f"reward_{label}": float(rewards["rewards", label][index]) for label in labels}
+            judged.append(parts | {"response_tokens": float(len(answer.ids))})
     judged = exchange.gather_objects(judged, group, degree)
     judge = next(each for each in session.experiment.reward if settings.reward in (None, each.label))
     scores = [row[f"reward_{judge.label}"] for row in judged]
