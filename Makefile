@@ -62,6 +62,8 @@ $(INSTALLED):
 	@echo "Installing $(PINS) into $(VENV) (once; about two minutes)"
 	@$(PIP) install $(INDEX) --no-deps --no-compile -r $(PINS)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@# On all cores, where pip takes one; some packages carry files for other Pythons, which do not compile.
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -c "import torch" || { echo "torch $(PLATFORM) doesn't load: pip took a build for other machines. Remove $(VENV) and call make with TORCH_INDEX=<wheel index with $(PLATFORM) builds of torch>."; exit 1; }
 	@rm -f $(VENV)/.installed-*
 	@touch $@

@@ -52,8 +52,8 @@ class Reward:
     """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
     failure: float = 0.0
     """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
-    deadline_seconds: float | None = None
-    """Time limit of the function, seconds, > 0; omitted: none."""
+    deadline_seconds: float = 60.0
+    """Time limit of the function on a batch, then on each row by itself, seconds, > 0."""
 
     def __post_init__(self) -> None:
         check_range(self, "deadline_seconds", "(0, inf)")

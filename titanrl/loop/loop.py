@@ -101,6 +101,7 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[TensorDict, d
         )
     sums: Sums = {}
     with clock("update"):
+        session.sampler.sleep()
         for part in minibatches(
             batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step
         ):
