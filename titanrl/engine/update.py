@@ -18,13 +18,12 @@ from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
 from titanrl.engine.role import Role
 from titanrl.metrics import Sums
-from titanrl.objective import Objective
+from titanrl.objective import Objective, compiled
 from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Updater"]
 
-# torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the second
-# of two losses that differ in one float would compute the first one's. Needed until torch is fixed.
+# Why, says titanrl.objective.compiled; the head's kernels need it as well, and are compiled before.
 torch._dynamo.config.specialize_float = True
 
 
@@ -115,7 +114,5 @@ class Updater:
         if self._backend is None:
             return objective
         if objective not in self._compiled:
-            self._compiled[objective] = torch.compile(
-                objective.__call__, fullgraph=True, dynamic=True, backend=self._backend
-            )
+            self._compiled[objective] = compiled(objective, self._backend)
         return self._compiled[objective]
