@@ -80,7 +80,7 @@ def watch_gradients(engine: Engine, seen: list[dict[str, torch.Tensor]]) -> None
                 found[name] = full.clone()
         seen.append(found)
 
-    for optimizer in engine._optimizers.optimizers:
+    for optimizer in engine.policy.optimizers.optimizers:
         optimizer.register_step_pre_hook(keep)
 
 

@@ -15,10 +15,9 @@ import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchti
 import torch
 import torch.distributed as dist
 from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
-from torchtitan.models.common.decoder import Decoder
 
 from titanrl.config.engine_tables import Checkpoint
+from titanrl.engine.trainee import Trainee
 from titanrl.errors import ConfigError
 from titanrl.protocols import Stateful
 
@@ -32,10 +31,7 @@ class Checkpoints:
         self,
         table: Checkpoint,
         folder: Path,
-        *,
-        parts: list[Decoder],
-        optimizers: OptimizersContainer,
-        schedulers: LRSchedulersContainer,
+        policy: Trainee,
         state: Stateful | None,
     ) -> None:
         """Args:
@@ -53,9 +49,9 @@ class Checkpoints:
                 initial_load_model_only=False,
             ),
             dataloader=None,
-            model_parts=parts,
-            optimizers=optimizers,
-            lr_schedulers=schedulers,
+            model_parts=policy.role.model.parts,
+            optimizers=policy.optimizers,
+            lr_schedulers=policy.schedule.schedulers,
             states={"loop": RankState(state)},
             sd_adapter=None,
             base_folder=str(folder.parent),

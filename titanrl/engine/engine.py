@@ -1,4 +1,4 @@
-"""The policy's life on the mesh: scored, updated, streamed out, saved, restored."""
+"""The models' life on the mesh: scored, updated, streamed out, saved, restored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
 from titanrl.engine.head import compiled_kernels
 from titanrl.engine.mesh import join
-from titanrl.engine.optimizer import build_optimizers, build_schedule
 from titanrl.engine.role import Role, gathered
 from titanrl.engine.settings import EngineConfig
-from titanrl.engine.update import Updater
+from titanrl.engine.trainee import Trainee
 from titanrl.metrics import Sums
 from titanrl.objective import Objective
 from titanrl.ops.logprob import EAGER
@@ -28,7 +27,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:
-    """A policy, its optimizer and its checkpoints.
+    """A policy that learns, the frozen models beside it, and their checkpoints.
 
     Every public method is a collective unless it says otherwise.
     """
@@ -39,13 +38,11 @@ class Engine:
         *,
         state: Stateful | None = None,
         checkpoints: Path | None = None,
-        with_reference: bool = False,
     ) -> None:
         """Joins the process group, builds and loads the models.
 
         Args:
             state: what else each rank's checkpoint holds. checkpoints: their folder; None: nothing is saved.
-            with_reference: whether ``self.reference`` is wanted; it costs a second copy of the weights.
 
         Raises:
             ConfigError: a model, mesh or size that cannot be.
@@ -54,33 +51,24 @@ class Engine:
         self._mesh = join(config.parallelism)
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
-        self._policy = self._role(config.model, trainable=True)
-        self.reference: Role | None = None
-        """The frozen anchor, scored like the policy."""
-        if with_reference:
-            self.reference = self._role(config.reference or config.model, trainable=False)
-        model = self._policy.model
-        self._optimizers = build_optimizers(config.optimizer, model.parts)
-        self._schedule = build_schedule(config.lr_scheduler, self._optimizers, config.steps)
-        self._updater = Updater(
-            self._policy,
-            self._optimizers,
-            self._schedule,
+        self.policy = Trainee(
+            self._role(config.model),
+            optimizer=config.optimizer,
+            lr_scheduler=config.lr_scheduler,
+            steps=config.steps,
             max_norm=config.training.max_norm,
             backend=config.compile.backend if compiles else None,
         )
+        self.frozen: dict[str, Role] = {
+            name: self._role(each.path, frozen_dtype=each.dtype) for name, each in config.frozen.items()
+        }
+        """Models that are only scored, by the name of their role: the reference, a teacher."""
         self._checkpoints = None
         if checkpoints is not None:
-            self._checkpoints = Checkpoints(
-                config.checkpoint,
-                checkpoints,
-                parts=model.parts,
-                optimizers=self._optimizers,
-                schedulers=self._schedule.schedulers,
-                state=state,
-            )
+            self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, state)
 
-    def _role(self, folder: str, *, trainable: bool) -> Role:
+    def _role(self, folder: str, *, frozen_dtype: str | None = None) -> Role:
+        """Returns the model of ``folder``: trainable, or in ``frozen_dtype`` without gradients."""
         config = self._config
         model = build_model(
             folder,
@@ -88,8 +76,8 @@ class Engine:
             training=config.training,
             activation_checkpoint=config.activation_checkpoint,
             compile=config.compile,
-            dtype=None if trainable else config.reference_dtype,
-            trainable=trainable,
+            dtype=frozen_dtype,
+            trainable=frozen_dtype is None,
         )
         return Role(
             model,
@@ -132,27 +120,27 @@ class Engine:
     @property
     def is_tied(self) -> bool:
         """Whether head and embedding are one parameter, which ``weights`` yields as the embedding."""
-        return self._policy.model.tied
+        return self.policy.role.model.tied
 
     @property
     def modules(self) -> list[torch.nn.Module]:
         """The policy's TorchTitan Decoders on this rank, weights sharded: one, or the pipeline's stages."""
-        return list(self._policy.model.parts)
+        return list(self.policy.role.model.parts)
 
     def score(self, rows: TensorDict, keys: tuple[str, ...] = ("logprob",)) -> dict[str, torch.Tensor]:
         """Returns the policy's outputs before the update: see Role.score."""
-        return self._policy.score(rows, keys)
+        return self.policy.score(rows, keys)
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
-        return self._updater.update(rows, objective, coefficients)
+        return self.policy.update(rows, objective, coefficients)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (Hugging Face name, full master weight) one after the other, on every rank.
 
         Consume it whole.
         """
-        return weights.stream(self._policy.model, self._mesh.pp_group)
+        return weights.stream(self.policy.role.model, self._mesh.pp_group)
 
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:
@@ -165,12 +153,12 @@ class Engine:
         so ranks may decode different numbers of tokens. Weights are plain tensors and not to be kept beyond
         the block.
         """
-        with gathered(self._policy):
+        with gathered(self.policy.role):
             yield self.modules
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Writes the policy as a Hugging Face folder."""
-        weights.export(self._policy.model, self._mesh.pp_group, folder, dtype=dtype)
+        weights.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
 
     def save(self, step: int, *, last: bool = False) -> bool:
         """Writes a checkpoint if one is due after ``step`` finished steps, always if ``last``.

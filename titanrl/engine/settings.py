@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,17 @@ from titanrl.config.engine_tables import (
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "FrozenModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenModel:
+    """A model that is scored and never trained."""
+
+    path: str
+    """Hugging Face folder."""
+    dtype: str = "float32"
+    """Precision of its weights in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +38,10 @@ class EngineConfig:
 
     model: str
     """Hugging Face folder of the policy."""
-    reference: str | None = None
-    """Hugging Face folder of the frozen reference; None: the policy's."""
-    reference_dtype: str = "float32"
-    """Precision of the reference's weights in memory."""
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+    """Frozen models by the name of their role; each costs a further copy of the weights."""
     temperature: float = 1.0
-    """Divides the logits of policy and reference, > 0: that at which the answers are sampled."""
+    """Divides the logits of policy and frozen models, > 0: that at which the answers are sampled."""
     steps: int = 1
     """Optimizer steps of the run, for the learning-rate schedule."""
     training: Training = field(default_factory=Training)
@@ -47,6 +56,9 @@ class EngineConfig:
     def of(cls, experiment: Experiment) -> EngineConfig:
         """Returns the engine's part of an experiment."""
         loop, reference = experiment.loop, experiment.reference
+        frozen = {}
+        if reference is not None:
+            frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
         return cls(
             model=experiment.model.path,
             temperature=experiment.sampler.temperature,
@@ -58,6 +70,5 @@ class EngineConfig:
             checkpoint=experiment.checkpoint,
             compile=experiment.compile,
             activation_checkpoint=experiment.activation_checkpoint,
-            reference=None if reference is None else reference.path,
-            reference_dtype="float32" if reference is None else reference.dtype,
+            frozen=frozen,
         )

@@ -36,7 +36,7 @@ def export_run(run: Path, to: Path) -> Path:
     config = EngineConfig.of(load(folder.config))
     was_pipelined = config.parallelism.pipeline_parallel_degree > 1
     start()
-    engine = Engine(replace(config, parallelism=Parallelism()))
+    engine = Engine(replace(config, parallelism=Parallelism(), frozen={}))
     if was_pipelined and engine.is_tied:
         raise ConfigError(
             f"{run} trained head and embedding apart, as pipeline stages do, got a model that ties them; "

@@ -104,12 +104,7 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
         )  # fmt: skip
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed, algorithm)
-    engine = Engine(
-        EngineConfig.of(experiment),
-        state=state,
-        checkpoints=folder / "checkpoints",
-        with_reference="ref_logprob" in scored_keys,
-    )
+    engine = Engine(EngineConfig.of(experiment), state=state, checkpoints=folder / "checkpoints")
     if resume:
         engine.load()
     sampler = settings.start(

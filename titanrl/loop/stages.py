@@ -37,8 +37,7 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
         outputs = session.engine.score(batch, keys=tuple(SCORED[key] for key in policy))
         batch.update({key: outputs[SCORED[key]] for key in policy})
     if "ref_logprob" in reads:
-        assert session.engine.reference is not None
-        batch["ref_logprob"] = session.engine.reference.score(batch, keys=("logprob",))["logprob"]
+        batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
     return batch, failures
 
 

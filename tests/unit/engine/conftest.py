@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import titanrl
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
+from titanrl.engine.settings import FrozenModel
 from titanrl.models import tiny
 from titanrl.objective import Objective
 
@@ -37,9 +38,9 @@ def make_engine(model_folder: Path) -> Callable[..., Engine]:
     def make(**changes: Any) -> Engine:
         training = {"seq_len": LENGTH + 8, "microbatch_rows": 4, "mixed_precision_param": "float32"}
         training |= changes.pop("training", {})
-        arguments = {
-            key: changes.pop(key) for key in ("state", "checkpoints", "with_reference") if key in changes
-        }
+        arguments = {key: changes.pop(key) for key in ("state", "checkpoints") if key in changes}
+        if changes.pop("with_reference", False):
+            changes["frozen"] = {"reference": FrozenModel(str(model_folder))}
         config = EngineConfig(
             **(
                 {

@@ -11,6 +11,7 @@ import torch
 from tests.unit.engine.conftest import make_batch, pad_columns, with_old
 from titanrl.config.engine_tables import ActivationCheckpoint, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
+from titanrl.engine.settings import FrozenModel
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
 from titanrl.objective import Objective
@@ -21,7 +22,7 @@ Make = Callable[..., Engine]
 def gradients_of(engine: Engine) -> list[dict[str, torch.Tensor]]:
     """Returns a list that gets every coming step's full gradients."""
     seen: list[dict[str, torch.Tensor]] = []
-    (optimizer,) = engine._optimizers.optimizers
+    (optimizer,) = engine.policy.optimizers.optimizers
 
     def keep(*_: object) -> None:
         (group,) = optimizer.param_groups
@@ -131,7 +132,7 @@ def test_scoring_changes_nothing(make_engine: Make, objective: Objective) -> Non
         batch = with_old(make_batch(), engine)
         for _ in range(times):
             engine.score(batch)
-            engine.reference.score(batch)
+            engine.frozen["reference"].score(batch)
         engine.update(batch, objective, (0.1, 0.0))
         results.append(dict(engine.weights()))
     for name, value in results[0].items():
@@ -144,7 +145,7 @@ def test_score_sees_the_weights_after_an_update(make_engine: Make, objective: Ob
     before = batch["old_logprob"]
     engine.update(batch, objective, (0.1, 0.0))
     assert (engine.score(batch)["logprob"] - before).abs().max() > 1e-3
-    torch.testing.assert_close(engine.reference.score(batch)["logprob"], before, atol=0, rtol=0)
+    torch.testing.assert_close(engine.frozen["reference"].score(batch)["logprob"], before, atol=0, rtol=0)
 
 
 def test_padding_changes_no_bit(make_engine: Make, objective: Objective) -> None:
@@ -264,10 +265,10 @@ def test_weights_carry_hugging_face_names_and_values(make_engine: Make, model_fo
 
 def test_reference_may_be_another_model(tmp_path: Path, make_engine: Make) -> None:
     other = tiny.create(tmp_path / "other", seed=1, scale=0.2)
-    engine = make_engine(reference=str(other), with_reference=True)
+    engine = make_engine(frozen={"reference": FrozenModel(str(other))})
     batch = make_batch()
     expected = make_engine(model=str(other)).score(batch)["logprob"]
-    assert torch.equal(engine.reference.score(batch)["logprob"], expected)
+    assert torch.equal(engine.frozen["reference"].score(batch)["logprob"], expected)
     assert (engine.score(batch)["logprob"] - expected).abs().max() > 0.1
 
 
