@@ -97,7 +97,7 @@ def our_session(model: Path, chats: list[Any], dtype: str, folder: Path) -> Sess
                 "aggregation": {"name": "sequence_mean"},
             },
             "loop": {"steps": 100, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES},
-            "training": {"seq_len": 256, "microbatch_rows": 64, "mixed_precision_param": dtype},
+            "training": {"seq_len": 256, "max_tokens_per_microbatch": 8192, "mixed_precision_param": dtype},
             "optimizer": {"lr": 1e-6},
         }
     )

@@ -93,7 +93,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             steps=10,
             training=Training(
                 seq_len=LENGTH + 1,
-                microbatch_rows=4,
+                max_tokens_per_microbatch=100,
                 max_norm=1e9,
                 mixed_precision_param=case.get("precision", "float32"),
             ),

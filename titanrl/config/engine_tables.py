@@ -22,8 +22,11 @@ class Training:
 
     seq_len: int = 2048
     """Longest prompt + response, tokens, >= 2; a longer prompt is an error, a longer response is cut."""
-    microbatch_rows: int = 8
-    """Rows of one forward and backward pass on one rank, >= 1: sets memory, never the result."""
+    max_tokens_per_microbatch: int = 2048
+    """Distinct tokens of one forward and backward pass on one rank, >= 1: sets memory, never the result.
+
+    Rows of a group share their prompt and stay together, so one larger group is computed by itself.
+    """
     max_norm: float = 1.0
     """Bound of the gradient's norm, (0, inf]; inf: no clipping."""
     dtype: Literal["bfloat16", "float32"] = "float32"
@@ -33,7 +36,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_range(self, "seq_len", "[2, inf)")
-        check_range(self, "microbatch_rows", "[1, inf)")
+        check_range(self, "max_tokens_per_microbatch", "[1, inf)")
         check_range(self, "max_norm", "(0, inf]")
 
 

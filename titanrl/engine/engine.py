@@ -82,7 +82,7 @@ class Engine:
         return Role(
             model,
             self._mesh,
-            max_rows=config.training.microbatch_rows,
+            max_tokens=config.training.max_tokens_per_microbatch,
             temperature=config.temperature,
             kernels=self._kernels,
         )

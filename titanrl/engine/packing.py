@@ -14,6 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.engine.attention import RowLayout
+from titanrl.ops.bins import pack
+from titanrl.ops.prefix import group_tokens, shared_prefix, trained_lengths
 
 __all__ = ["MicroBatch", "blank", "lay_out", "pad_to", "plan"]
 
@@ -42,50 +44,22 @@ class MicroBatch(NamedTuple):
         return int(self.batch["loss_mask"].sum()) if len(self.rows) else 0
 
 
-def lengths(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N] int64, the last trained position + 1; 0 where none is.
+def plan(batch: TensorDict, max_tokens: int) -> list[torch.Tensor]:
+    """Returns the row numbers of each micro-batch: whole groups, in as few micro-batches as can be found.
 
-    What comes after it changes nothing.
-    """
-    position = torch.arange(1, loss_mask.shape[1] + 1)
-    return (
-        torch.where(loss_mask, position, 0).amax(1)
-        if loss_mask.shape[1]
-        else position.new_zeros(len(loss_mask))
-    )
-
-
-def plan(batch: TensorDict, max_rows: int) -> list[torch.Tensor]:
-    """Returns the row numbers of each micro-batch: whole groups, those of like length together.
-
-    A group without a trained token is left out: its loss is 0. A group larger than ``max_rows`` is a
-    micro-batch of its own, because losses may compare its rows.
+    A group costs its distinct tokens. One without a trained token is left out: its loss is 0. One of more
+    than ``max_tokens`` is a micro-batch of its own, because losses may compare its rows.
 
     Args:
-        batch: [N] rows with loss_mask and group_id, equal ids contiguous. max_rows: >= 1.
+        batch: [N] rows with input_ids, loss_mask and group_id. max_tokens: >= 1.
     """
     if not len(batch):
         return []
-    length = lengths(batch["loss_mask"])
-    _, sizes = torch.unique_consecutive(batch["group_id"], return_counts=True)
-    starts = sizes.cumsum(0) - sizes
-    groups = [
-        (int(length[start : start + size].max()), int(start), int(size))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-    chosen: list[list[tuple[int, int]]] = []
-    filled = max_rows
-    for longest, start, size in sorted(groups, key=lambda group: (-group[0], group[1])):
-        if not longest:
-            continue
-        if filled + size > max_rows:
-            chosen.append([])
-            filled = 0
-        chosen[-1].append((start, size))
-        filled += size
-    return [
-        torch.cat([torch.arange(start, start + size) for start, size in sorted(groups)]) for groups in chosen
-    ]
+    rows, cost = group_tokens(batch)
+    live = [index for index, tokens in enumerate(cost) if tokens]
+    bins = pack([cost[index] for index in live], max_tokens)
+    # Groups in the batch's order, so that sums are made in one order however full the bins are.
+    return [torch.cat([rows[live[index]] for index in sorted(chosen)]) for chosen in bins]
 
 
 def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> MicroBatch:
@@ -96,10 +70,12 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
     """
     part = batch[rows]
     part = TensorDict({key: part[key] for key in _tensor_keys(part)}, batch_size=[len(rows)])
-    length = lengths(part["loss_mask"]).clamp_min(1)
+    length = trained_lengths(part["loss_mask"])
+    shared = shared_prefix(part["input_ids"], part["group_id"], length)
+    # A row with nothing to train is there to be compared with; it costs no token of its own.
+    length = torch.where(length > 0, length, shared).clamp_min(1)
     full, width = part["loss_mask"].shape[1], int(length.max())
     part = part.apply(lambda x: x[:, :width] if x.ndim > 1 and x.shape[1] == full else x)
-    shared = _shared_prefix(part["input_ids"], part["group_id"], length)
     position = torch.arange(width)
     is_first = torch.ones(len(rows), dtype=torch.bool)
     is_first[1:] = part["group_id"][1:] != part["group_id"][:-1]
@@ -203,21 +179,3 @@ def _tensor_keys(batch: TensorDict) -> Sequence[str | tuple[str, ...]]:
     """Returns the keys that hold numbers: texts stay on the CPU."""
     keys = batch.keys(include_nested=True, leaves_only=True)
     return [key for key in keys if isinstance(batch.get(key), torch.Tensor)]
-
-
-def _shared_prefix(input_ids: torch.Tensor, group_id: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Returns [B] int64, tokens at the start of a row that all rows of its group have.
-
-    0 for a group of one.
-    """
-    shared = torch.zeros_like(length)
-    _, sizes = torch.unique_consecutive(group_id, return_counts=True)
-    start = 0
-    for size in sizes.tolist():
-        if size > 1:
-            rows = slice(start, start + size)
-            equal = (input_ids[rows] == input_ids[start]).all(0)
-            prefix = int(equal.long().cumprod(0).sum())
-            shared[rows] = min(prefix, int(length[rows].min()))
-        start += size
-    return shared

@@ -29,11 +29,11 @@ class Role:
     """Log-probs of a model at the sampling temperature."""
 
     def __init__(
-        self, model: Model, mesh: Mesh, *, max_rows: int, temperature: float, kernels: Kernels = EAGER
+        self, model: Model, mesh: Mesh, *, max_tokens: int, temperature: float, kernels: Kernels = EAGER
     ) -> None:
         self.model = model
         self.mesh = mesh
-        self._max_rows = max_rows
+        self._max_tokens = max_tokens
         self._temperature = temperature
         self._kernels = kernels
 
@@ -44,7 +44,7 @@ class Role:
         A rank with fewer rows gets blanks: collectives inside the model need all ranks.
         """
         device = self.mesh.device
-        parts = [lay_out(batch, rows, device) for rows in plan(batch, self._max_rows)]
+        parts = [lay_out(batch, rows, device) for rows in plan(batch, self._max_tokens)]
         count = torch.tensor(max(1, len(parts)), device=device)
         if self.mesh.dp_group is not None:
             dist.all_reduce(count, dist.ReduceOp.MAX, group=self.mesh.dp_group)

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from titanrl.loop.buffer import trim
-from titanrl.ops.sequence import row_lengths
+from titanrl.ops.bins import balance
+from titanrl.ops.prefix import group_tokens
 
 __all__ = ["agree", "gather", "gather_objects", "share"]
 
@@ -62,18 +63,9 @@ def agree(value: Any) -> Any:
 
 
 def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:
-    """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by tokens.
-
-    Groups go, longest first, to the rank with the fewest tokens so far.
-    """
+    """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by distinct tokens."""
     if degree == 1:
         return batch
-    tokens = row_lengths(batch["input_ids"], batch["loss_mask"])
-    groups, inverse = torch.unique(batch["group_id"], return_inverse=True)
-    size = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, inverse, tokens)
-    load, owner = [0] * degree, [0] * len(groups)
-    for index in torch.argsort(size, descending=True, stable=True).tolist():
-        lightest = load.index(min(load))
-        owner[index] = lightest
-        load[lightest] += int(size[index])
-    return batch[torch.tensor(owner)[inverse] == rank]
+    rows, tokens = group_tokens(batch)
+    mine = [rows[group] for group in balance(tokens, degree)[rank]]
+    return batch[torch.cat(mine).sort().values if mine else torch.zeros(0, dtype=torch.int64)]

@@ -67,7 +67,7 @@ def balance(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _exchange(sizes: Sequence[int], full: list[int], empty: list[int], gap: int) -> int:
-    """Makes the exchange that leaves the smallest gap; returns by how much ``full`` shrank, 0 if none helps."""
+    """Makes the best exchange there is; returns by how much ``full`` shrank, 0 if none helps."""
     given = sorted(full, key=sizes.__getitem__)
     keys = [sizes[item] for item in given]
     best, pair = gap, None

@@ -6,7 +6,7 @@ import torch
 
 from titanrl.ops.masked import masked_mean, masked_sum
 
-__all__ = ["at_last_trainable", "is_last_trainable", "row_lengths", "sequence_mean", "sequence_sum"]
+__all__ = ["at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
 
 
 def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
@@ -32,15 +32,3 @@ def sequence_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def sequence_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Returns [N, 1] the mean of ``x`` [N, L] over each row's trainable tokens; 0 on a fully masked row."""
     return masked_mean(x, mask, -1, keepdim=True)
-
-
-def row_lengths(input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N] int64, the label positions of each right-padded row that are not padding.
-
-    The end is the last trainable token, or the last id other than the padding's 0 where prompt tokens follow.
-
-    Args:
-        input_ids: [N, L] int64. mask: [N, L] bool, loss_mask.
-    """
-    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return torch.where(mask | (input_ids != 0), position, 0).amax(1)

@@ -42,7 +42,10 @@ def torchtitan_classes() -> dict[str, list[type]]:
 
 
 DIFFERENCES = {
-    ("Training", "microbatch_rows"): "ours; local_batch_size would count sequences of a fixed length",
+    (
+        "Training",
+        "max_tokens_per_microbatch",
+    ): "ours; local_batch_size would count sequences of a fixed length",
     ("Training", "max_norm"): "float; TorchTitan says float | int, which is the same in TOML",
     ("Optimizer", "name"): "a key of TorchTitan's parameter group, of which there is one",
     ("Optimizer", "lr"): "as name; 1e-6 is the default of reinforcement learning, 8e-4 that of pretraining",

@@ -36,7 +36,11 @@ def make_engine(model_folder: Path) -> Callable[..., Engine]:
     """Returns a function from changed settings to a fresh engine on the tiny model, in float32."""
 
     def make(**changes: Any) -> Engine:
-        training = {"seq_len": LENGTH + 8, "microbatch_rows": 4, "mixed_precision_param": "float32"}
+        training = {
+            "seq_len": LENGTH + 8,
+            "max_tokens_per_microbatch": 120,
+            "mixed_precision_param": "float32",
+        }
         training |= changes.pop("training", {})
         arguments = {key: changes.pop(key) for key in ("state", "checkpoints") if key in changes}
         if changes.pop("with_reference", False):

@@ -158,13 +158,13 @@ def test_padding_changes_no_bit(make_engine: Make, objective: Objective) -> None
     assert all(torch.equal(value, seen[1][name]) for name, value in seen[0].items())
 
 
-@pytest.mark.parametrize("rows", [1, 100])
+@pytest.mark.parametrize("tokens", [1, 10_000])
 def test_micro_batch_size_does_not_change_the_gradient(
-    make_engine: Make, objective: Objective, rows: int
+    make_engine: Make, objective: Objective, tokens: int
 ) -> None:
     seen, losses = [], []
-    for microbatch_rows in (4, rows):
-        engine = make_engine(training={"microbatch_rows": microbatch_rows, "max_norm": 1e9})
+    for budget in (120, tokens):
+        engine = make_engine(training={"max_tokens_per_microbatch": budget, "max_norm": 1e9})
         gradients = gradients_of(engine)
         batch = with_old(make_batch(), engine)
         batch["old_logprob"] = batch["old_logprob"] - 0.1

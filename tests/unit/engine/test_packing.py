@@ -24,21 +24,23 @@ def rows_of(micro_batch: MicroBatch) -> list[list[int]]:
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8),
-    max_rows=st.integers(1, 9),
+    max_tokens=st.integers(1, 60),
     seed=st.integers(0, 1000),
 )
-def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_rows: int, seed: int) -> None:
+def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_tokens: int, seed: int) -> None:
     group_id = torch.repeat_interleave(torch.arange(len(sizes)) * 3, torch.tensor(sizes))
-    mask = torch.rand(len(group_id), 6, generator=torch.Generator().manual_seed(seed)) < 0.3
-    batch = TensorDict({"loss_mask": mask, "group_id": group_id}, batch_size=[len(group_id)])
-    parts = plan(batch, max_rows)
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
+    ids = torch.randint(2, (len(group_id), 6), generator=generator)
+    batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
+    parts = plan(batch, max_tokens)
     seen = torch.cat(parts).tolist() if parts else []
     live = [row for row in range(len(group_id)) if mask[group_id == group_id[row]].any()]
     assert sorted(seen) == live
     for part in parts:
         groups = group_id[part].unique()
         assert len(part) == sum(int((group_id == group).sum()) for group in groups)
-        assert len(part) <= max_rows or len(groups) == 1
+        assert lay_out(batch, part, CPU).tokens.numel() <= max_tokens + len(part) or len(groups) == 1
 
 
 def test_lay_out_computes_each_distinct_token_once() -> None:
@@ -51,6 +53,16 @@ def test_lay_out_computes_each_distinct_token_once() -> None:
     for row, n in enumerate(length):
         assert places[row][:n] == batch["input_ids"][row, :n].tolist()
     assert micro_batch.batch["loss_mask"].shape == (4, width)
+
+
+def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() -> None:
+    batch = make_batch()
+    before = lay_out(batch, torch.arange(4), CPU)
+    for row in range(4):
+        dead = batch.clone()
+        dead["loss_mask"][row] = False
+        own = int(before.layout.row.eq(row).sum())
+        assert lay_out(dead, torch.arange(4), CPU).tokens.numel() == before.tokens.numel() - own
 
 
 def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None:

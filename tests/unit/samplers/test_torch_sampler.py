@@ -26,7 +26,7 @@ def rows_of(groups: Sequence[int] = (0, 1, 2), samples: int = 3) -> list[PromptR
 
 
 def engine_of(folder: Path, temperature: float = 1.0, **tables: Any) -> Engine:
-    training = Training(seq_len=64, microbatch_rows=4, mixed_precision_param="float32")
+    training = Training(seq_len=64, max_tokens_per_microbatch=256, mixed_precision_param="float32")
     return Engine(EngineConfig(model=str(folder), temperature=temperature, training=training, **tables))
 
 
