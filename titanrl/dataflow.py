@@ -8,6 +8,7 @@ from typing import Any
 
 from titanrl.algorithm import Algorithm
 from titanrl.errors import Problem, near, suggest
+from titanrl.protocols import DataSettings
 from titanrl.registry import kind_of, name_of
 from titanrl.schema import KEYS, Stage, key_name
 
@@ -20,6 +21,12 @@ SAMPLED: tuple[BatchKey, ...] = (
     ("text", "prompt"), ("text", "response"), ("text", "answer"),
 )  # fmt: skip
 """What stage `sample` writes in every run."""
+
+FIXED: tuple[BatchKey, ...] = ("input_ids", "labels", "loss_mask", "group_id", "row_id")
+"""What every source of fixed rows writes in the place of stage `sample`; its out_keys come on top."""
+
+DATA_KEYS: tuple[BatchKey, ...] = ("reward", "margin", "token_reward", "candidate_ids", "candidate_logprob")
+"""What only the data can bring where no answers are sampled."""
 
 POLICY_KEYS = ("old_logprob", "old_entropy", "sum_pi_squared")
 """What one scoring pass of the policy can write; each is written only when something reads it."""
@@ -43,14 +50,22 @@ def label(component: Any) -> str:
 
 
 def flows(
-    algorithm: Algorithm, rewards: Sequence[tuple[str, Any]], roles: Iterable[str] = ()
+    algorithm: Algorithm,
+    rewards: Sequence[tuple[str, Any]],
+    roles: Iterable[str] = (),
+    data: DataSettings | None = None,
 ) -> tuple[Flow, ...]:
     """Returns every actor of a step in the order in which they act.
 
     Args:
         rewards: (label, component) of each [[reward]], in order. roles: tables like ``reference``.
+        data: source of fixed rows; None: rows are sampled.
     """
-    later = [*_estimate(algorithm), *_update(algorithm)]
+    if data is None:
+        rows = Flow("sample", "sampler", "sampler", (), SAMPLED)
+    else:
+        rows = Flow("sample", label(data), "data", (), (*FIXED, *getattr(data, "out_keys", ())))
+    later = [*_estimate(algorithm, rows.writes), *_update(algorithm)]
     wanted = {key for flow in later for key in flow.reads}
     score = [
         Flow("score", label(reward), f"reward.{i}", _in_keys(reward), (("rewards", name),))
@@ -63,7 +78,10 @@ def flows(
         score.append(Flow("score", "policy", "model", ("input_ids", "labels"), policy))
     if "reference" in roles:
         score.append(Flow("score", "reference", "reference", ("input_ids", "labels"), ("ref_logprob",)))
-    return (Flow("sample", "sampler", "sampler", (), SAMPLED), *score, *later)
+        if "reference_point" in wanted:
+            reads = ("input_ids", "labels", "loss_mask")
+            score.append(Flow("score", "reference point", "reference", reads, ("reference_point",)))
+    return (rows, *score, *later)
 
 
 def check_flow(flow: Sequence[Flow]) -> list[Problem]:
@@ -98,14 +116,15 @@ def scored_keys(flow: Sequence[Flow], optimizer_steps: int) -> tuple[frozenset[s
     return frozenset(str(key) for key in computed if not (on_policy and key == "old_logprob")), on_policy
 
 
-def _estimate(algorithm: Algorithm) -> list[Flow]:
+def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Flow]:
+    """Returns the actors of stage `estimate`; ``given``: keys that the rows bring with them."""
     kl, result = algorithm.kl, []
     for i, chosen in enumerate(algorithm.filter):
         result.append(Flow("estimate", label(chosen), f"algorithm.filter.{i}", _in_keys(chosen)))
     wants_tokens = algorithm.advantage is not None and "token_reward" in _in_keys(algorithm.advantage)
     wants_tokens = wants_tokens or "token_reward" in _in_keys(algorithm.loss)
     in_reward = kl is not None and kl.placement == "reward"
-    if wants_tokens or in_reward:
+    if "token_reward" not in given and (wants_tokens or in_reward):
         anchors = ("old_logprob", "ref_logprob") if in_reward else ()
         actor = f"{label(kl.estimator)} in the reward" if kl is not None and in_reward else "reward placement"
         reads = ("reward", "loss_mask", *anchors)
@@ -147,8 +166,12 @@ def _remedy(key: BatchKey, flow: Sequence[Flow]) -> str:
     """Returns the end of the sentence: what to add so that the key gets written."""
     if any(key in actor.writes for actor in flow):
         return " before it; order the tables so that the writer comes first."
-    if key == "ref_logprob":
+    if key in ("ref_logprob", "reference_point"):
         return "; add a [reference] table."
+    fixed = next((actor for actor in flow if actor.table == "data"), None)
+    if fixed is not None and (key in DATA_KEYS or key in SAMPLED):
+        brought = ", ".join(map(key_name, fixed.writes))
+        return f"; choose a [data] format that brings it (this one brings {brought}), or another component."
     if key == "reward" or (isinstance(key, tuple) and key[0] == "rewards" and len(key) == 2):
         written = [name for actor in flow for name in actor.writes]
         labels = [name[1] for name in written if isinstance(name, tuple) and name[0] == "rewards"]

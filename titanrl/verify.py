@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.errors import ConfigError, Problem
@@ -47,10 +48,14 @@ def _models(experiment: Experiment) -> list[Problem]:
 
 
 def _packages(experiment: Experiment) -> list[Problem]:
-    parts = {"sampler": experiment.sampler, "prompts": experiment.prompts}
+    parts: dict[str, Any] = {
+        "sampler": experiment.sampler,
+        "prompts": experiment.prompts,
+        "data": experiment.data,
+    }
     parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
     if experiment.evaluation is not None:
-        parts["evaluation.prompts"] = experiment.evaluation.prompts
+        parts |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in ("prompts", "data")}
     return [
         Problem(
             table,
@@ -59,7 +64,7 @@ def _packages(experiment: Experiment) -> list[Problem]:
             "name",
         )
         for table, part in parts.items()
-        for package in getattr(type(part), "requires", ())
+        for package in getattr(type(part), "requires", ())  # None requires nothing.
         if not is_installed(package)
     ]
 

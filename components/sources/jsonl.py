@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titanrl.errors import ConfigError, suggest
-from titanrl.protocols import Prompt
+from titanrl.components.sources.jsonl_rows import parse_lines, parse_messages, parse_object
+from titanrl.errors import suggest
+from titanrl.protocols import Messages, Prompt
 from titanrl.registry import register
 
 __all__ = ["JSONLines", "Rows"]
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @register("source", "jsonl")
@@ -44,34 +43,11 @@ class JSONLines:
             ConfigError: no such file, no row in it, or bad rows (the first ten, with file, line, key and
             remedy).
         """
-        path, prompts, problems = Path(self.path), [], []
-        try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-        except FileNotFoundError:
-            raise ConfigError(f"source 'jsonl' path: '{path}' does not exist; check the path.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"source 'jsonl' path: '{path}' can't be read: {error}.") from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                prompts.append(self._prompt(line))
-            except ValueError as error:
-                problems.append(f"{path}:{number}: {error}")
-        if problems:
-            more = f"\nand {len(problems) - 10} more bad rows." if len(problems) > 10 else ""
-            raise ConfigError("\n".join(problems[:10]) + more)
-        if not prompts:
-            raise ConfigError(f"source 'jsonl' path: '{path}' holds no row; add at least one prompt.")
-        return Rows(tuple(prompts))
+        prompts = parse_lines(Path(self.path), "source 'jsonl'", self._prompt)
+        return Rows(tuple(prompt for _, prompt in prompts))
 
     def _prompt(self, line: str) -> Prompt:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"not JSON ({error}); write one object a line.") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"must be an object, got {type(row).__name__}; write one object a line.")
+        row = parse_object(line)
         keys = [self.prompt_key] if self.prompt_key else ["messages", "prompt"]
         key = next((key for key in keys if key in row), None)
         if key is None:
@@ -81,23 +57,12 @@ class JSONLines:
         text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
         return Prompt(messages=self._messages(key, row[key]), answer=text)
 
-    def _messages(self, key: str, value: Any) -> tuple[dict[str, str], ...] | str:
+    def _messages(self, key: str, value: Any) -> Messages | str:
         if isinstance(value, str) and value.strip():
             if not self.system:
                 return value
             value = [{"role": "user", "content": value}]
-        if not isinstance(value, list) or not value:
-            raise ValueError(f"{key} must be a text or a list of messages, not empty, got {value!r:.80}.")
-        for index, message in enumerate(value):
-            place = f"{key}[{index}]"
-            if not isinstance(message, dict):
-                raise ValueError(f"{place} must be an object with role and content, got {message!r:.80}.")
-            role, content = message.get("role"), message.get("content")
-            if role not in ROLES:
-                raise ValueError(f"{place}.role must be one of {', '.join(ROLES)}, got {role!r:.80}.")
-            if not isinstance(content, str):
-                raise ValueError(f"{place}.content must be a text, got {content!r:.80}.")
-        messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
+        messages = parse_messages(key, value)
         if self.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": self.system}, *messages)
         return messages

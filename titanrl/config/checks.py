@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from titanrl.algorithm import Algorithm, controls_entropy
+from titanrl.config.data_checks import DATA_CHECKS
 from titanrl.dataflow import check_flow, flows, label
 from titanrl.errors import Problem, suggest
 from titanrl.registry import name_of
@@ -15,6 +16,7 @@ from titanrl.registry import name_of
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
     from titanrl.config.tables import Evaluation, Loop, Reference, Reward
+    from titanrl.protocols import DataSettings
 
 __all__ = ["cross_problems"]
 
@@ -29,9 +31,11 @@ def cross_problems(tables: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _dataflow(algorithm: Algorithm, reward: tuple[Reward, ...], reference: Reference | None) -> list[Problem]:
+def _dataflow(
+    algorithm: Algorithm, reward: tuple[Reward, ...], reference: Reference | None, data: DataSettings | None
+) -> list[Problem]:
     roles = ("reference",) if reference is not None else ()
-    return check_flow(flows(algorithm, [(each.label, each.component) for each in reward], roles))
+    return check_flow(flows(algorithm, [(each.label, each.component) for each in reward], roles, data))
 
 
 def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
@@ -46,10 +50,10 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
     return [Problem("algorithm.kl", text, "placement")]
 
 
-def _group_size(algorithm: Algorithm, loop: Loop) -> list[Problem]:
+def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> list[Problem]:
     advantage = algorithm.advantage
     is_relative = advantage is not None and getattr(type(advantage), "is_group_relative", True)
-    if not is_relative or loop.samples_per_prompt >= 2:
+    if not is_relative or loop.samples_per_prompt >= 2 or data is not None:
         return []
     text = (
         f"must be >= 2 for {label(advantage)}, got {loop.samples_per_prompt}; it compares the answers to one "
@@ -70,7 +74,7 @@ def _whole_groups(loop: Loop, parallelism: Parallelism) -> list[Problem]:
 
 
 def _room_for_a_prompt(training: Training, sampler: Any) -> list[Problem]:
-    if sampler.max_response_tokens < training.seq_len:
+    if sampler is None or sampler.max_response_tokens < training.seq_len:
         return []
     text = (
         f"must be > [sampler] max_response_tokens ({sampler.max_response_tokens}), got {training.seq_len}; "
@@ -90,7 +94,7 @@ def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
 
 def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Problem]:
     labels = [each.label for each in reward]
-    if evaluation is None or (labels and evaluation.reward in (None, *labels)):
+    if evaluation is None or evaluation.data is not None or (labels and evaluation.reward in (None, *labels)):
         return []
     if not labels:
         return [Problem("evaluation", "needs a [[reward]] that scores the answers; add one.")]
@@ -129,6 +133,7 @@ def _full_distribution(sampler: Any) -> list[Problem]:
 
 
 CHECKS: tuple[Callable[..., list[Problem]], ...] = (
+    *DATA_CHECKS,
     _dataflow,
     _kl_in_reward_is_read,
     _group_size,

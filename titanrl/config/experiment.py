@@ -21,7 +21,7 @@ from titanrl.config.tables import Evaluation, Loop, Model, Reference, Report, Re
 from titanrl.dataflow import Flow, flows, scored_keys
 from titanrl.decode import Component, Extended, gather, settable
 from titanrl.errors import ConfigError, Problem, near
-from titanrl.protocols import SamplerSettings, SourceSettings
+from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
 from titanrl.values import unknown_keys
 
 __all__ = ["Experiment"]
@@ -41,12 +41,14 @@ class Experiment:
     """Where the run leaves its files, and its seed."""
     model: Model
     """What is trained."""
-    prompts: Annotated[SourceSettings, Component("source")]
-    """Where the training prompts come from."""
-    sampler: Annotated[SamplerSettings, Component("sampler")]
-    """How answers are sampled."""
+    prompts: Annotated[SourceSettings, Component("source")] | None = None
+    """Where the training prompts come from, to which answers are sampled; either this or data."""
+    data: Annotated[DataSettings, Component("source")] | None = None
+    """Where fixed answers come from, which are trained on as they stand; either this or prompts."""
+    sampler: Annotated[SamplerSettings, Component("sampler")] | None = None
+    """How answers are sampled; goes with prompts."""
     reward: tuple[Annotated[Reward, Extended("reward")], ...] = ()
-    """What an answer is worth: a weighted sum of reward functions."""
+    """What a sampled answer is worth: a weighted sum of reward functions."""
     algorithm: Algorithm
     """How rewards become an update."""
     reference: Reference | None = None
@@ -54,7 +56,7 @@ class Experiment:
     loop: Loop
     """How many steps, and of what."""
     evaluation: Evaluation | None = None
-    """Validation on held-out prompts; omitted: none."""
+    """Validation on held-out prompts or data; omitted: none."""
     training: Training = field(default_factory=Training)
     """Sizes and precision of the update."""
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -102,6 +104,8 @@ class Experiment:
                 values[name] = each.default_factory()
             elif name not in suggested:
                 problems.append(Problem(name, "is missing; every experiment needs this table."))
+        for name in suggested:
+            values.pop(name, None)  # Under its wrong name it is there, so nothing shall miss it.
         if problems:
             raise ConfigError([*problems, *cross_problems(values)])
         return cls(**values)
@@ -109,7 +113,8 @@ class Experiment:
     def flows(self) -> tuple[Flow, ...]:
         """Returns who reads and writes which batch keys, stage by stage."""
         roles = ("reference",) if self.reference is not None else ()
-        return flows(self.algorithm, [(each.label, each.component) for each in self.reward], roles)
+        rewards = [(each.label, each.component) for each in self.reward]
+        return flows(self.algorithm, rewards, roles, self.data)
 
     def scored_keys(self) -> tuple[frozenset[str], bool]:
         """Returns the keys that models must compute at stage `score`, and whether the update is on-policy."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from titanrl.decode import Component
 from titanrl.errors import check_range
-from titanrl.protocols import RewardFunction, SourceSettings
+from titanrl.protocols import DataSettings, RewardFunction, SourceSettings
 from titanrl.registry import name_of
 
 __all__ = ["Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run"]
@@ -79,17 +79,19 @@ class Loop:
     """How many steps there are and what one step is made of."""
 
     steps: int
-    """Training steps, >= 1: each samples, scores and updates once."""
+    """Training steps, >= 1: each samples, or takes the next data, scores and updates once."""
     prompts_per_step: int
-    """Prompts of a step over all ranks, >= 1; a multiple of minibatches times data-parallel ranks."""
+    """Prompts of a step, or examples of [data], over all ranks, >= 1; a multiple of minibatches times
+    data-parallel ranks."""
     samples_per_prompt: int = 8
-    """Answers to each prompt (G), >= 1: the group in which group-relative advantages compare."""
+    """Answers to each prompt (G), >= 1: the group in which group-relative advantages compare; [prompts]
+    only."""
     minibatches: int = 1
     """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
     epochs: int = 1
     """Passes over each batch, >= 1."""
     max_resample: int = 8
-    """How often a step whose groups were all filtered away samples anew before the run fails, >= 0."""
+    """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
 
     def __post_init__(self) -> None:
         check_range(self, "steps", "[1, inf)")
@@ -102,14 +104,16 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Validation on held-out prompts: before the first step, every so many steps, and after the last."""
+    """Validation on held-out prompts or data: before the first step, every so many steps, after the last."""
 
-    prompts: Annotated[SourceSettings, Component("source")]
-    """Held-out prompts, a source of their own; nothing is trained on them."""
+    prompts: Annotated[SourceSettings, Component("source")] | None = None
+    """Held-out prompts, a source of their own; nothing is trained on them. Goes with [prompts]."""
+    data: Annotated[DataSettings, Component("source")] | None = None
+    """Held-out data, a source of its own, on which the loss is taken. Goes with [data]."""
     every: int = 10
     """Steps between two validations, >= 0; 0: only before the first step and after the last."""
     num_prompts: int = 64
-    """Prompts of a validation, >= 1, always the same first ones of the source."""
+    """Prompts of a validation, or examples of its data, >= 1, always the same first ones of the source."""
     samples_per_prompt: int = 1
     """Answers to each prompt, >= 1; more than one needs a temperature above 0."""
     temperature: float = 0.0

@@ -41,7 +41,8 @@ class EngineConfig:
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     """Frozen models by the name of their role; each costs a further copy of the weights."""
     temperature: float = 1.0
-    """Divides the logits of policy and frozen models, > 0: that at which the answers are sampled."""
+    """Divides the logits of policy and frozen models, > 0: that at which the answers are sampled; fixed ones
+    are scored at 1."""
     steps: int = 1
     """Optimizer steps of the run, for the learning-rate schedule."""
     training: Training = field(default_factory=Training)
@@ -61,7 +62,7 @@ class EngineConfig:
             frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
         return cls(
             model=experiment.model.path,
-            temperature=experiment.sampler.temperature,
+            temperature=1.0 if experiment.sampler is None else experiment.sampler.temperature,
             steps=loop.steps * loop.minibatches * loop.epochs,
             training=experiment.training,
             optimizer=experiment.optimizer,

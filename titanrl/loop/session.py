@@ -91,6 +91,8 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
     from titanrl.engine import Engine, EngineConfig, set_threads
 
     settings, algorithm, seed = experiment.sampler, experiment.algorithm, experiment.run.seed
+    assert settings is not None
+    assert experiment.prompts is not None
     set_threads()
     torch.manual_seed(seed)
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
@@ -98,6 +100,7 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
     feed = PromptFeed(experiment.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room)
     held_out = None
     if experiment.evaluation is not None:
+        assert experiment.evaluation.prompts is not None
         held_out = PromptFeed(
             experiment.evaluation.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room,
             shuffle=False, table="evaluation.prompts",

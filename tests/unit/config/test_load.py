@@ -106,7 +106,10 @@ def test_missing_tables_and_keys_are_named_unless_a_slip_explains_them(write: Wr
     assert "[model] is missing" not in report
     assert "did you mean 'model'?" in report
     assert "[loop] steps is missing; it has no default." in report
-    assert "[sampler] is missing" in mistakes(write("[model]\npath = 'x'\n"))
+    report = mistakes(write("[model]\npath = 'x'\n"))
+    assert "[algorithm] is missing" in report
+    assert "[prompts] or [data] must be there, got neither" in report
+    assert "must be there" not in mistakes(write(EXPERIMENT.replace("[prompts]", "[promts]")))
 
 
 def test_a_component_without_name_lists_the_names(write: Write) -> None:

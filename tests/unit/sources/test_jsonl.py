@@ -72,7 +72,7 @@ def test_bad_rows_are_reported_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_file_without_rows_is_an_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(titanrl.ConfigError, match="holds no row; add at least one prompt"):
+    with pytest.raises(titanrl.ConfigError, match="holds no row; add at least one"):
         rows(tmp_path, text)
 
 

@@ -6,6 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from titanrl.protocols.sources import (
+    DataSettings,
+    DataSource,
+    FixedRow,
+    Messages,
+    Prompt,
+    PromptSource,
+    SourceSettings,
+    Step,
+)
+
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
@@ -17,9 +28,13 @@ __all__ = [
     "Aggregation",
     "Correction",
     "CorrectionResult",
+    "DataSettings",
+    "DataSource",
     "Filter",
+    "FixedRow",
     "KLController",
     "KLEstimator",
+    "Messages",
     "PolicyLoss",
     "PolicyOutputs",
     "Prompt",
@@ -32,6 +47,7 @@ __all__ = [
     "SamplerSettings",
     "SourceSettings",
     "Stateful",
+    "Step",
     "TokenLoss",
 ]
 
@@ -128,31 +144,6 @@ class KLController(Stateful, Protocol):
     coefficient: float
 
     def update(self, kl: float, num_sequences: int, step: int) -> None: ...
-
-
-# ------------------------------------------------------------------------------------------------ prompts
-
-
-class Prompt(NamedTuple):
-    """One task: what is asked, and what a reward needs to judge the answer."""
-
-    messages: tuple[dict[str, str], ...] | str
-    """Chat messages (rendered by the chat template), or text that is tokenized as it is."""
-    answer: str = ""
-    """Reference answer, or JSON that the task's scorer understands."""
-
-
-class PromptSource(Protocol):
-    """A finite, indexable set of prompts; shuffling and position are the loop's."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Prompt: ...
-
-
-class SourceSettings(Protocol):
-    """A registered source: its fields are its TOML table."""
-
-    def open(self) -> PromptSource: ...
 
 
 # ------------------------------------------------------------------------------------------------ sampling

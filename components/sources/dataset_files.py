@@ -1,0 +1,80 @@
+"""Records of JSON Lines, Parquet and Hugging Face datasets, each with its place in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from titanrl.components.sources.jsonl_rows import parse_lines, parse_object
+from titanrl.errors import ConfigError
+
+__all__ = ["OWNER", "Records", "open_records"]
+
+OWNER = "source 'dataset'"
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records in the order of the file; Arrow tables are read where they lie."""
+
+    values: Sequence[Mapping[str, Any]]
+    place: Callable[[int], str]
+    """Index -> where the record stands, as messages name it."""
+
+
+def open_records(path: str, split: str | None, subset: str | None) -> Records:
+    """Returns the records of a .jsonl or .parquet file, of a folder, or of a hub's dataset.
+
+    Raises:
+        ConfigError: it can't be read, or has no such split.
+    """
+    if Path(path).suffix in (".jsonl", ".json", ".parquet"):
+        for key, value in (("split", split), ("subset", subset)):
+            if value is not None:
+                raise ConfigError(f"{OWNER} {key}: a single file has none, got {value!r}; leave it out.")
+        return _parquet(path) if path.endswith(".parquet") else _json_lines(path)
+    return _hugging_face(path, split or "train", subset)
+
+
+def _json_lines(path: str) -> Records:
+    found = parse_lines(Path(path), OWNER, parse_object)
+    numbers = [number for number, _ in found]
+    return Records([row for _, row in found], lambda index: f"{path}:{numbers[index]}")
+
+
+def _parquet(path: str) -> Records:
+    import datasets
+    import pyarrow.parquet
+
+    if not Path(path).is_file():
+        raise ConfigError(f"{OWNER} path: {path!r} does not exist; check the path.")
+    try:
+        table = pyarrow.parquet.read_table(path, memory_map=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{OWNER} path: {path!r} can't be read: {error}.") from None
+    return Records(datasets.Dataset(table), lambda index: f"{path} row {index}")
+
+
+def _hugging_face(path: str, split: str, subset: str | None) -> Records:
+    import datasets
+
+    saved = [name for name in ("state.json", "dataset_dict.json") if (Path(path) / name).is_file()]
+    try:
+        if saved:
+            found = datasets.load_from_disk(path)
+            if isinstance(found, datasets.DatasetDict):
+                if split not in found:
+                    known = ", ".join(map(str, found))
+                    raise ConfigError(f"{OWNER} split: {path!r} has no {split!r}; splits: {known}.")
+                found = found[split]
+        else:
+            found = datasets.load_dataset(path, subset, split=split)
+    except ConfigError:
+        raise
+    except Exception as error:  # Whatever the library, a hub or a file system raises, the path is to blame.
+        raise ConfigError(
+            f"{OWNER} path: {path!r} (split {split!r}) can't be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return Records(found, lambda index: f"{path}[{split}] row {index}")

@@ -1,0 +1,129 @@
+"""Sampled or fixed answers: which tables go with [prompts], which with [data], and what data a loss needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from titanrl.dataflow import flows, label
+from titanrl.errors import Problem
+from titanrl.registry import component_class, name_of, names
+
+if TYPE_CHECKING:
+    from titanrl.algorithm import Algorithm
+    from titanrl.config.tables import Evaluation, Loop, Reward
+    from titanrl.protocols import DataSettings, SourceSettings
+
+__all__ = ["DATA_CHECKS"]
+
+
+def _prompts_or_data(prompts: SourceSettings | None, data: DataSettings | None) -> list[Problem]:
+    if (prompts is None) != (data is None):
+        return []
+    got = "neither" if data is None else "both"
+    text = f"or [data] must be there, got {got}; answers are sampled to [prompts], or stand in [data]."
+    return [Problem("prompts", text)]
+
+
+def _sampling(
+    prompts: SourceSettings | None, data: DataSettings | None, sampler: Any, reward: tuple[Reward, ...]
+) -> list[Problem]:
+    if data is None:
+        is_missing = prompts is not None and sampler is None
+        return [Problem("sampler", "is missing; it answers the [prompts].")] if is_missing else []
+    needless = "must be absent with [data], whose answers are not sampled; remove it."
+    tables = [*["sampler"][: sampler is not None], *(f"reward.{i}" for i in range(len(reward)))]
+    return [Problem(table, needless) for table in tables]
+
+
+def _keys_of_sampling(data: DataSettings | None, loop: Loop, evaluation: Evaluation | None) -> list[Problem]:
+    unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
+    if evaluation is not None:
+        unused += [("evaluation", evaluation, key) for key in ("samples_per_prompt", "temperature", "reward")]
+    return [
+        Problem(table, f"is not used with [data], got {value!r}; leave it out.", key)
+        for table, settings, key in unused
+        if (value := getattr(settings, key)) != type(settings).__dataclass_fields__[key].default
+        and data is not None
+    ]
+
+
+def _held_out(
+    prompts: SourceSettings | None, data: DataSettings | None, evaluation: Evaluation | None
+) -> list[Problem]:
+    if evaluation is None or (prompts is None) == (data is None):
+        return []
+    wanted, other = ("prompts", "data") if data is None else ("data", "prompts")
+    problems = []
+    if getattr(evaluation, wanted) is None:
+        text = f"is missing; an experiment with [{wanted}] is judged on such a source."
+        problems.append(Problem(f"evaluation.{wanted}", text))
+    if getattr(evaluation, other) is not None:
+        text = f"must be absent from an experiment with [{wanted}]; use [evaluation.{wanted}]."
+        problems.append(Problem(f"evaluation.{other}", text))
+    return problems
+
+
+def _source_kinds(
+    prompts: SourceSettings | None, data: DataSettings | None, evaluation: Evaluation | None
+) -> list[Problem]:
+    places: list[tuple[str, Any, bool]] = [("prompts", prompts, False), ("data", data, True)]
+    if evaluation is not None:
+        places.append(("evaluation.prompts", evaluation.prompts, False))
+        places.append(("evaluation.data", evaluation.data, True))
+    problems = []
+    for table, source, wants_data in places:
+        if source is None or is_data(type(source)) == wants_data:
+            continue
+        brings = "prompts and no answers" if wants_data else "fixed answers"
+        known = [each for each in names("source") if is_data(component_class("source", each)) == wants_data]
+        text = f"must not be {name_of(source)!r}, which brings {brings}; use one of: {', '.join(known)}."
+        problems.append(Problem(table, text, "name"))
+    return problems
+
+
+def is_data(source: type) -> bool:
+    """Whether a class of kind `source` brings fixed rows rather than prompts."""
+    return hasattr(source, "out_keys")
+
+
+def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
+    wants_pairs = bool(getattr(type(algorithm.loss), "paired", False))
+    if data is None or not is_data(type(data)) or data.is_paired == wants_pairs:
+        return []
+    got = f"got {data.format!r}" if hasattr(data, "format") else f"got {name_of(data)!r}"
+    needs = "chosen and rejected" if wants_pairs else "no pairs, whose rejected answers it would learn too"
+    use = "use format 'preference'" if wants_pairs else "use another format, or a loss on pairs"
+    return [Problem("data", f"must bring {needs}, for {label(algorithm.loss)}, {got}; {use}.")]
+
+
+def _labels_are_read(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
+    if data is None or not is_data(type(data)):
+        return []
+    read = {key for actor in flows(algorithm, [], (), data) for key in actor.reads}
+    return [
+        Problem("data", f"brings {key!r}, which no component reads; choose a loss or a filter that reads it.")
+        for key in data.out_keys
+        if key not in read and key != "margin"
+    ]
+
+
+def _held_out_like_data(data: DataSettings | None, evaluation: Evaluation | None) -> list[Problem]:
+    held_out = None if evaluation is None else evaluation.data
+    if data is None or held_out is None or not (is_data(type(data)) and is_data(type(held_out))):
+        return []
+    if data.is_paired == held_out.is_paired and set(data.out_keys) <= set(held_out.out_keys):
+        return []
+    return [Problem("evaluation.data", "must bring the same keys as [data]; give both the same format.")]
+
+
+DATA_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
+    _prompts_or_data,
+    _sampling,
+    _keys_of_sampling,
+    _held_out,
+    _source_kinds,
+    _pairs,
+    _labels_are_read,
+    _held_out_like_data,
+)
