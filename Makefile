@@ -1,4 +1,4 @@
-# make train | test | sweep | lint | lock | bench | clean
+# make train | test | sweep | lint | docs | lock | bench | clean
 #
 # PYTHON       interpreter for the virtual environment (3.11 or 3.12)
 # TORCH_INDEX  further wheel index with a build of torch for this machine, where pip isn't already pointed at one
@@ -20,7 +20,7 @@ hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(PLATFORM)-$(call hash,$(PINS) pyproject.toml)
 BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
 
-.PHONY: train test sweep lint format lock bench clean install model
+.PHONY: train test sweep lint format docs lock bench clean install model
 .DEFAULT_GOAL := train
 
 train: $(INSTALLED) models/$(MODEL)/config.json
@@ -42,6 +42,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(INSTALLED)
+	$(BIN)/python -m titanrl.config.pages
 
 lock:
 	$(PYTHON) requirements/lock.py

@@ -31,7 +31,7 @@ class GAE:
         delta_k = token_reward_k + gamma V_(k+1) - V_k,    A_k = delta_k + gamma lam A_(k+1),   A_(n+1) = 0
         returns = A^(lam_value) + V,    advantage = A^(lam), whitened over the batch if asked
 
-    V_(n+1) is 0 for a finished row. For a row cut by its token limit under bootstrap = "truncated" it is
+    V_(n+1) is 0 for a finished row. For a row cut by its token limit under `bootstrap = "truncated"` it is
     final_value where the batch has it, else V_n, a one-step proxy; aborted rows are not bootstrapped. The
     column after the last trainable token is never read: it is padding or an observation. Observations
     between trainable tokens are skipped whole. A row with a token reward of NaN is unscored: in no

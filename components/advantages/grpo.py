@@ -25,7 +25,7 @@ class GRPO:
         A_i = (s_i - b_i) / (sd + eps)
 
     b_i is the mean of the group or of its other rows; sd the deviation over the group, over all scored rows
-    of the batch, or over the other rows of the group; no division with std = "none" (Dr. GRPO). Groups are
+    of the batch, or over the other rows of the group; no division with `std = "none"` (Dr. GRPO). Groups are
     rows of equal group_id, of any size, in any order. Equal scores in the group, a group of one, or an
     unscored row (NaN): exactly 0, in float32 too. Leave-one-out with all other scores equal: no division.
     Masked places get 0; a fully masked row still counts in its group.

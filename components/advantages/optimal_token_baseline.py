@@ -32,8 +32,8 @@ class OptimalTokenBaseline:
     with a token reward of NaN is unscored: in no sum, and 0. Where eps is not 0, equal returns leave
     G eps / (W + eps), not exactly 0. Masked places get 0.
 
-    Source: the optimal baseline for the policy gradient, per token: w_t is the square of the softmax's score,
-    expected under the policy.
+    Source: Li et al., "The Optimal Token Baseline: variance reduction for long-horizon LLM-RL", 2026. w_t is
+    the squared norm of the gradient of l_t with respect to the logits.
     """
 
     zero_tail: bool = True

@@ -14,7 +14,7 @@ from titanrl.registry import register
 @register("aggregation", "constant_length")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantLength:
-    """Returns 1 / (B length) on each trainable token, [N, L] float32; 0 where masked.
+    """Returns ``1 / (B length)`` on each trainable token, [N, L] float32; 0 where masked.
 
     B counts the live rows of the optimizer step: a fully masked one does not count. The weights sum to
     M / (B length), M the number of trainable tokens; without a live row all are 0.

@@ -14,7 +14,7 @@ from titanrl.registry import register
 @register("aggregation", "group_mean")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMean:
-    """Returns 1 / (P M_g) on the M_g trainable tokens of group g, [N, L] float32; 0 where masked.
+    """Returns ``1 / (P M_g)`` on the M_g trainable tokens of group g, [N, L] float32; 0 where masked.
 
     P counts the groups with a trainable token. The weights sum to 1; without one all are 0.
 

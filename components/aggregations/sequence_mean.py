@@ -13,7 +13,7 @@ from titanrl.registry import register
 @register("aggregation", "sequence_mean")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceMean:
-    """Returns 1 / (B T_i) on the T_i trainable tokens of row i, [N, L] float32; 0 where masked.
+    """Returns ``1 / (B T_i)`` on the T_i trainable tokens of row i, [N, L] float32; 0 where masked.
 
     B counts the live rows of the optimizer step: a fully masked one does not count. The weights sum to 1;
     without a live row all are 0.

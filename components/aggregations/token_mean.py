@@ -13,9 +13,10 @@ from titanrl.registry import register
 @register("aggregation", "token_mean")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMean:
-    """Returns 1 / M on each of the M trainable tokens of the optimizer step, [N, L] float32; 0 where masked.
+    """Returns ``1 / M`` on each trainable token, [N, L] float32; 0 where masked.
 
-    The weights sum to 1; without a trainable token all are 0.
+    M counts the trainable tokens of the optimizer step. The weights sum to 1; without a trainable token all
+    are 0.
 
     Source: DAPO 2503.14476 section 3.3. Elsewhere: dapo, bnpo, token-mean.
     """

@@ -12,9 +12,10 @@ from titanrl.registry import register
 @register("aggregation", "token_sum")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSum:
-    """Returns 1 on each trainable token, [N, L] float32; 0 where masked.
+    """Returns ``1`` on each trainable token, [N, L] float32; 0 where masked.
 
-    The weights sum to M, the number of trainable tokens of the optimizer step.
+    The weights sum to M, the number of trainable tokens of the optimizer step, so the size of a step grows
+    with them.
     """
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:

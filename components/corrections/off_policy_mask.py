@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @register("correction", "off_policy_mask")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyMask:
-    """Returns weight 1 and keep on rows with ``mean A >= 0`` or ``mean(-x) <= threshold``, [N, L].
+    """Returns weight 1 and keep on rows of small mismatch or of advantage >= 0, [N, L]; else 0, false.
 
-        x = old_logprob - sampler_logprob, means over the row's trainable tokens (of x: the finite ones)
+        kept iff  mean_i A >= 0  or  mean_i(-x) <= threshold,   x = old_logprob - sampler_logprob
 
-    Elsewhere 0 and false; a trainable token whose x is not finite is dropped by itself. It compares with the
-    *sampler's* log-probs.
+    The mean of x runs over the row's finite trainable tokens; one whose x is not finite is dropped by itself.
+    It compares with the *sampler's* log-probs.
 
     Source: DeepSeek-V3.2 2512.02556.
     """

@@ -25,10 +25,11 @@ class Rejection:
     """Returns weight 1 and keep where the statistic lies within its bounds, [N, L]; 0 and false elsewhere.
 
         x = clip(old_logprob - sampler_logprob, -20, 20);   k1 = x,   k2 = x^2 / 2,   k3 = exp(x) - 1 - x
+        k1:     kept iff log low <= statistic <= log high
+        k2, k3: kept iff statistic <= high
 
-    reduced over the row's finite trainable tokens (reduce "token": not at all).
-    k1: kept iff log low <= statistic <= log high, i.e. bounds on the ratio trainer / sampler (sum: on the
-    product over the row, mean: on its geometric mean). k2, k3: kept iff statistic <= high.
+    The statistic is reduced over the row's finite trainable tokens (reduce "token": not at all). The bounds
+    of k1 are on the ratio trainer / sampler (sum: on its product over the row, mean: on its geometric mean).
     A trainable token whose x is not finite is dropped.
 
     Source: sequence masks as in TRL and verl; verl states its k1 bounds on sampler / trainer: invert them.

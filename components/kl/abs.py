@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Abs:
     """Returns ``|d|``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise, nats.
 
-    Not an estimate of a KL. In the loss the expectation of its pathwise gradient sign(d) is that of sum
-    |policy - reference|, twice the total variation. No gradient reaches ref_logprob; values in masked
+    Not an estimate of a KL. In the loss the expectation of its pathwise gradient sign(d) is that of
+    `sum |policy - reference|`, twice the total variation. No gradient reaches ref_logprob; values in masked
     places are the caller's to drop.
 
     Source: verl's "abs".

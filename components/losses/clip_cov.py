@@ -24,9 +24,9 @@ class ClipCov:
     """Returns the clipped surrogate with high-covariance tokens dropped, [B, L].
 
         cov_t = (A_t - mean A)(l_t - mean l),  means over the trainable tokens of the group, no gradient
-        candidates: cov_low < cov_t < cov_high and not already clipped by PPO
-        the k = max(1, floor(fraction * tokens of the group)) candidates of largest cov get loss 0; the rest
-        `ppo_clip`
+        k     = max(1, floor(fraction * tokens of the group))
+        loss  = 0 on the k candidates of largest cov, else that of ppo_clip
+        candidates: cov_low < cov_t < cov_high, and not already clipped by PPO
 
     A is the unscaled advantage; ties go to the first in row-major order. Masked places get 0.
     Metrics: cov_fraction (dropped by covariance), clip_fraction, approx_kl.

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 class DPO:
     """Returns the preference loss of each pair (rows 2i chosen, 2i + 1 rejected), [B, 1].
 
-    c and r are the sums of l - l_ref over the trainable tokens of the chosen and the rejected row, nc and
-    nr their counts, e = label_smoothing, ls(x) = log sig(x), h = beta (score(c) - score(r)); score is the
-    divergence's: reverse_kl x, forward_kl -exp(-x), js ls(x), alpha exp((alpha-1) x)/(alpha-1).
+    pc and pr are the sums of l over the trainable tokens of the chosen and the rejected row, rc and rr those
+    of l_ref, nc and nr their counts; c = pc - rc, r = pr - rr, e = label_smoothing, ls(x) = log sig(x) and
+    h = beta (score(c) - score(r)). The score is the divergence's: reverse_kl x, forward_kl -exp(-x),
+    js ls(x), alpha exp((alpha - 1) x) / (alpha - 1).
 
         sigmoid       -(1-e) ls(h) - e ls(-h)                                 2305.18290
         robust        ( -(1-e) ls(h) + e ls(-h) ) / (1 - 2e)                  2403.00409
@@ -50,10 +51,11 @@ class DPO:
     the gradient also flows into the pair that holds y_(k): it is the only loss coupled across pairs, and
     needs a whole optimizer step in one micro-batch to mean what the paper means.
 
-    Metrics, [B, 1]: accuracy (c > r), chosen_reward = beta c, rejected_reward = beta r, margin = beta (c -
-    r).
+    Metrics: accuracy (c > r), chosen_reward = beta c, rejected_reward = beta r, margin = beta (c - r), each
+    [B, 1].
 
-    Source: the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO; wpo 2406.11827.
+    Source: DPO 2305.18290 and the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO 2409.06411;
+    wpo 2406.11827.
     """
 
     beta: float = 0.1

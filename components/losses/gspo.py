@@ -28,9 +28,9 @@ class GSPO:
         loss_t = -min( s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t )
 
     s_t has the value s_i = exp(d_i) and a gradient that reaches every token. The ratio is the
-    length-normalised mean, not the product over the sequence. With A constant on a row this equals the [B,
-    1] form under every aggregation; with token-varying A each token keeps its own. Masked places get 0.
-    LUSPO: clip 0.2/0.2 with `sequence_sum`.
+    length-normalised mean, not the product over the sequence. With A constant on a row this equals the form
+    of one number a row under every aggregation; with token-varying A each token keeps its own. Masked places
+    get 0. LUSPO is this loss with clips of 0.2 and `sequence_sum`.
     Metrics: clip_fraction (the clipped branch is strictly smaller), approx_kl = exp(d_i) - 1 - d_i.
 
     Source: GSPO 2507.18071, with its token variant.

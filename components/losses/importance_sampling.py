@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @register("loss", "importance_sampling")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceSampling:
-    """Returns ``-rho A``, [B, L], unclipped, rho = exp(clip(l - l_old, -c, c)), c = log_ratio_clamp.
+    """Returns the unclipped surrogate, [B, L].
+
+        loss = -rho A,  rho = exp(d),  d = clip(l - l_old, -c, c),  c = log_ratio_clamp
 
     Masked places get 0. Metrics: approx_kl = exp(d) - 1 - d.
 

@@ -29,8 +29,8 @@ class KTO:
         reward > 0: desirable_weight   (1 - sig(beta (x - z)))
         else:       undesirable_weight (1 - sig(beta (z - x)))
 
-    z = reference_point, the same number on every row, without gradient: the score stage writes max(0, mean
-    over the global batch of the log-ratio of mismatched prompt-answer pairs). Variant apo_zero: z = 0, not
+    z = reference_point, the same number on every row, without gradient: max(0, mean over the global batch of
+    the log-ratio of mismatched prompt-answer pairs), written at stage `score`. Variant apo_zero: z = 0, not
     read. A fully masked row, and an unscored one (reward NaN), get 0. Metrics: reward = beta (x - z), [B,
     1].
 

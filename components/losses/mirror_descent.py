@@ -26,7 +26,7 @@ class MirrorDescent:
         sequence: loss_i = -( a S - tau/2 D^2 ),  a = mean_i A,  S = sum_t m l,  D = sum_t m (l - l_old)
         token:    loss_t = -( A l - tau/2 (l - l_old)^2 )
 
-    The sequence form has the paper's gradient, A grad log pi(y) - tau/2 grad (log pi(y)/pi_old(y))^2; the
+    The sequence form has the paper's gradient, `A grad log pi(y) - tau/2 grad (log pi(y)/pi_old(y))^2`; the
     token form is elsewhere called DRO. Masked places and fully masked rows get 0. Use it with
     `grpo(std="none")` or `soft_baseline`.
     Metrics: approx_kl = exp(d) - 1 - d of the token log-ratio clamped to +-20.

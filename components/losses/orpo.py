@@ -28,8 +28,8 @@ class ORPO:
         lo(x) = x - log(1 - exp(x)),  x at most -1e-6
 
     a and b are the mean log-probs of the chosen (2i) and the rejected row (2i + 1) over their trainable
-    tokens. Both rows carry the loss of their pair; a pair with an empty side gets 0. a = -.5, b = -1, beta
-    .1: .53203.
+    tokens. Both rows carry the loss of their pair; a pair with an empty side gets 0.
+    With a = -0.5, b = -1 and beta = 0.1 the loss is 0.53203.
     Metrics: preference (the odds-ratio loss without beta and without the supervised part), accuracy (a > b),
     margin = lo(a) - lo(b), [B, 1].
 

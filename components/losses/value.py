@@ -26,10 +26,10 @@ class Value:
         v_c  = V + clip(v - V, -clip, clip)
         loss = max( f(v - R), f(v_c - R) ),  f(e) = e^2 / 2, or delta (|e| - delta/2) beyond delta for huber
 
-    v is the critic now, V its value before the update (batch key `value`), R the returns. The maximum,
-    around the old value, with the 1/2. Inside the band the gradient is f'(v - R); where the clipped branch
-    is strictly larger, 0. Masked places get 0. Metrics: clip_fraction (|v - V| > clip and the clipped
-    branch is strictly larger).
+    v is the critic now, V its value before the update (batch key `value`), R the returns. It is the maximum
+    of both branches, the band lies around the old value, and f has the 1/2. Inside the band the gradient is
+    f'(v - R); where the clipped branch is strictly larger, 0. Masked places get 0.
+    Metrics: clip_fraction (`|v - V| > clip` and the clipped branch is strictly larger).
 
     Source: the PPO reference implementation (openai/baselines); huber: AReaL. Value outputs know no
     temperature.

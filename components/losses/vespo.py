@@ -37,7 +37,7 @@ class VESPO:
     phi is 1 at w = 1 and falls to 0 at both ends. Masked places get 0. Metrics: approx_kl = exp(d) - 1 - d
     per token.
 
-    Source: VESPO (variational sequence-level soft policy optimisation).
+    Source: VESPO 2602.10693 (variational sequence-level soft policy optimisation).
     """
 
     k_positive: float = 2.0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from titanrl.deadline import call_each, descendants
+from titanrl.errors import check_range
 from titanrl.ops.text import texts
 from titanrl.registry import register
 
@@ -37,7 +38,7 @@ MARGIN_SECONDS = 10.0
 @register("reward", "code_tests")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeTests:
-    """Fraction of tests that the response's program passes; with partial = false 1 iff it passes all.
+    """Returns the fraction of tests that the response's program passes; with partial = false 1 iff all pass.
 
     The program is the last fenced block of the response, or the whole response without one. The answer is
     JSON: `{"tests": ["assert add(2, 2) == 4", ...]}`, statements that run after the program, or `{"cases":
@@ -64,12 +65,9 @@ class CodeTests:
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
-        if not 0 < self.deadline_seconds < math.inf:
-            raise ValueError(f"deadline_seconds must be in (0, inf), got {self.deadline_seconds}.")
-        if self.memory_mb < 64:
-            raise ValueError(f"memory_mb must be >= 64, got {self.memory_mb}.")
-        if not math.isfinite(self.failure):
-            raise ValueError(f"failure must be finite, got {self.failure}.")
+        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "memory_mb", "[64, inf)")
+        check_range(self, "failure", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""

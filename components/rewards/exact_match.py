@@ -20,12 +20,12 @@ __all__ = ["ExactMatch"]
 @register("reward", "exact_match")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactMatch:
-    r"""1 iff what is extracted from the response equals the reference answer, else 0.
+    r"""Returns 1 iff what is extracted from the response equals the reference answer, else 0.
 
-    boxed: content of the last balanced ``\boxed{...}``; answer_tag: content of the last
-    ``<answer>...</answer>``; whole: the response. Both sides: white space runs become one space, stripped,
-    case folded if ignore_case. number: the last number of each text, thousands commas removed, compared as
-    floats; none on either side: 0.
+    boxed takes the content of the last balanced ``\boxed{...}``, answer_tag that of the last
+    ``<answer>...</answer>``, whole the response. On both sides runs of white space become one space, the ends
+    are stripped and, with ignore_case, case is folded. number takes the last number of each text, thousands
+    commas removed, and compares floats: `$1,234.50` is 1234.5, `10-5` is 5. Where nothing is found: 0.
 
     Source: the usual verifiable reward, e.g. arXiv 2501.12948 section 2.2.2.
     """

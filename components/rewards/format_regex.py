@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from titanrl.errors import check_range
 from titanrl.ops.text import texts
 from titanrl.registry import register
 
@@ -21,7 +21,10 @@ __all__ = ["FormatRegex"]
 @register("reward", "format_regex")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatRegex:
-    """score iff the whole response matches the pattern (re.fullmatch; dots match newlines too), else miss."""
+    """Returns `score` iff the whole response matches the pattern, else `miss`.
+
+    By re.fullmatch; dots match newlines too.
+    """
 
     pattern: str
     """Python regular expression; beware of nested repetitions, which take exponential time."""
@@ -39,8 +42,7 @@ class FormatRegex:
                 f"pattern must be a regular expression, got {self.pattern!r}: {error}."
             ) from None
         for key in ("score", "miss"):
-            if not math.isfinite(getattr(self, key)):
-                raise ValueError(f"{key} must be finite, got {getattr(self, key)}.")
+            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

@@ -36,10 +36,10 @@ CODE = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$]*\$|\\[A-Za-z]+", re.DOTALL)
 @register("reward", "language_consistency")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageConsistency:
-    r"""Share of letters (Unicode category L*) in the language's script; no letters: 1.
+    r"""Returns the share of letters (Unicode categories L) in the language's script; no letters: 1.
 
-    A letter's script is the first word of its Unicode name. strip_code first removes ``` blocks, `$...$`,
-    `$$...$$` and `\commands`.
+    A letter's script is the first word of its Unicode name; `ja` accepts CJK, HIRAGANA and KATAKANA.
+    strip_code first removes fenced blocks, `$...$`, `$$...$$` and `\commands`.
 
     Source: language consistency reward, arXiv 2501.12948 section 2.3.2. Deviation: letters, not words.
     """

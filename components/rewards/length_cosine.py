@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from titanrl.errors import check_range
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -19,10 +20,13 @@ __all__ = ["LengthCosine"]
 @register("reward", "length_cosine")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosine:
-    """f = (1 + cos(pi min(T/max_length, 1))) / 2, T = number of trainable tokens: 1 at T = 0, 0 at the end.
+    """Returns more for a short right answer than for a long one, and less for a short wrong one.
 
-    Right (the named reward is > .5): min_correct + (max_correct - min_correct) f.
-    Wrong: max_wrong + (min_wrong - max_wrong) f.
+        f      = (1 + cos(pi min(T / max_length, 1))) / 2,  T = number of trainable tokens
+        reward = min_correct + (max_correct - min_correct) f   where the named reward is > 0.5
+                 max_wrong + (min_wrong - max_wrong) f         elsewhere
+
+    f falls from 1 at T = 0 to 0 at max_length and beyond.
 
     Source: cosine reward, arXiv 2502.03373 section 4.1.
     """
@@ -45,11 +49,9 @@ class LengthCosine:
         return (("rewards", self.correct),)
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be >= 1, got {self.max_length}.")
+        check_range(self, "max_length", "[1, inf)")
         for key in ("min_wrong", "max_wrong", "min_correct", "max_correct"):
-            if not math.isfinite(getattr(self, key)):
-                raise ValueError(f"{key} must be finite, got {getattr(self, key)}.")
+            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

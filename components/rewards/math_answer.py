@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from titanrl.deadline import call_each
+from titanrl.errors import check_range
 from titanrl.ops.text import last_boxed, texts
 from titanrl.registry import register
 
@@ -21,13 +21,13 @@ __all__ = ["MathAnswer", "grade"]
 @register("reward", "math_answer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MathAnswer:
-    r"""1 iff math-verify finds the response equivalent to the answer, else 0.
+    r"""Returns 1 iff math-verify finds the response equivalent to the answer, else 0.
 
     The response's last balanced ``\boxed{...}`` is graded; without one, what math-verify extracts from the
-    text. The answer is read by the same rules; without a `$` or a box it is taken as a formula. Equivalence
-    is asked in both directions, so it doesn't depend on which side is the reference. Unparsable texts equal
-    nothing, not even each other. math-verify's own timeouts need the main thread's signals: they are off,
-    the deadline is the pool's.
+    text. The answer is read by the same rules; without a dollar sign or a box it is taken as a formula.
+    Equivalence is asked in both directions, so it doesn't depend on which side is the reference. Unparsable
+    texts equal nothing, not even each other. math-verify's own timeouts need the main thread's signals: they
+    are off, the deadline is the pool's.
 
     Source: math-verify 0.9.
     """
@@ -39,10 +39,8 @@ class MathAnswer:
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
-        if not 0 < self.deadline_seconds < math.inf:
-            raise ValueError(f"deadline_seconds must be in (0, inf), got {self.deadline_seconds}.")
-        if not math.isfinite(self.failure):
-            raise ValueError(f"failure must be finite, got {self.failure}.")
+        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "failure", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: 1, 0 or failure."""

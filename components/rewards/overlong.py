@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from titanrl.errors import check_range
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ __all__ = ["Overlong"]
 @register("reward", "overlong")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlong:
-    """-factor * clip((T_i - (max_length - buffer)) / buffer, 0, 1), T_i = number of trainable tokens.
+    """Returns a penalty that grows over the last tokens before the limit: from 0 to -factor.
+
+        reward = -factor clip((T_i - (max_length - buffer)) / buffer, 0, 1),  T_i = number of trainable tokens
 
     Source: soft overlong punishment, DAPO, arXiv 2503.14476 eq. 13. Deviation: `factor`, and the penalty
     stays at -factor beyond max_length.
@@ -34,10 +36,9 @@ class Overlong:
     in_keys: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer <= self.max_length:
-            raise ValueError(f"buffer must be in (0, max_length = {self.max_length}], got {self.buffer}.")
-        if not 0 <= self.factor < math.inf:
-            raise ValueError(f"factor must be in [0, inf), got {self.factor}.")
+        check_range(self, "max_length", "[1, inf)")
+        check_range(self, "buffer", f"[1, {self.max_length}]")
+        check_range(self, "factor", "[0, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [-factor, 0]."""

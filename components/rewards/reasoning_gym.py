@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from titanrl.deadline import call_each
+from titanrl.errors import check_range
 from titanrl.ops.tasks import check_task, decode_entry
 from titanrl.ops.text import last_boxed, last_number_text, last_tag, texts
 from titanrl.registry import register
@@ -25,14 +26,14 @@ Extract = Literal["auto", "answer_tag", "boxed", "number", "last_line", "whole"]
 @register("reward", "reasoning_gym")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningGym:
-    r"""The score that the task gives to the extracted answer, clipped to [0, 1]; nothing extracted: 0.
+    r"""Returns the task's score of the extracted answer, clipped to [0, 1]; nothing extracted: 0.
 
-    extract: auto = the last <answer>...</answer>, else the last balanced ``\boxed{...}``, else all;
-    the other choices take just one form. number, the last number of the response, suits arithmetic tasks and
-    models too weak for tags: many scorers give part of the score when the right answer is only contained in
-    the text.
+    auto extracts the last `<answer>...</answer>`, else the last balanced ``\boxed{...}``, else all; the other
+    choices take just one form. number, the last number of the response, suits arithmetic tasks and models too
+    weak for tags: many scorers give part of the score when the right answer is only contained in the text.
 
-    ("text", "answer") holds the task's entry as the source `reasoning_gym` wrote it, or a bare answer.
+    The batch key ("text", "answer") holds the task's entry as the source `reasoning_gym` wrote it, or a bare
+    answer.
 
     Source: reasoning-gym, arXiv 2505.24760.
     """
@@ -49,10 +50,8 @@ class ReasoningGym:
 
     def __post_init__(self) -> None:
         check_task(self.dataset)
-        if not 0 < self.deadline_seconds < math.inf:
-            raise ValueError(f"deadline_seconds must be in (0, inf), got {self.deadline_seconds}.")
-        if not math.isfinite(self.failure):
-            raise ValueError(f"failure must be finite, got {self.failure}.")
+        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "failure", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""

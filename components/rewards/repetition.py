@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from titanrl.errors import check_range
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ __all__ = ["Repetition"]
 @register("reward", "repetition")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """max_penalty * (1 - unique / total) over the n-grams of the trainable label ids; fewer than n tokens: 0.
+    """Returns a penalty for repeated n-grams: 0 where all differ, towards max_penalty where all are one.
+
+        reward = max_penalty (1 - unique / total),  over the n-grams of the row's trainable label ids
+
+    Fewer than n tokens: 0.
 
     Source: n-gram repetition penalty, arXiv 2502.03373 appendix.
     """
@@ -31,10 +35,8 @@ class Repetition:
     in_keys: ClassVar[tuple[str, ...]] = ("labels",)
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"n must be >= 1, got {self.n}.")
-        if not -math.inf < self.max_penalty <= 0:
-            raise ValueError(f"max_penalty must be in (-inf, 0], got {self.max_penalty}.")
+        check_range(self, "n", "[1, inf)")
+        check_range(self, "max_penalty", "(-inf, 0]")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in (max_penalty, 0]."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from titanrl.errors import check_range
 from titanrl.ops.text import texts
 from titanrl.registry import register
 
@@ -22,9 +22,10 @@ OPEN, CLOSE = "<think>", "</think>"
 @register("reward", "think_tags")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkTags:
-    """score iff exactly one <think> and one </think>, the response starts with <think>, and text follows.
+    """Returns `score` iff the response thinks once, in tags, and then answers; else `miss`.
 
-    White space may stand before <think>; what follows </think> must hold more than white space.
+    That is: exactly one `<think>` and one `</think>`, nothing but white space before the first, and more than
+    white space after the second.
 
     Source: format reward of arXiv 2501.12948 section 2.2.2.
     """
@@ -39,8 +40,7 @@ class ThinkTags:
 
     def __post_init__(self) -> None:
         for key in ("score", "miss"):
-            if not math.isfinite(getattr(self, key)):
-                raise ValueError(f"{key} must be finite, got {getattr(self, key)}.")
+            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

@@ -43,8 +43,7 @@ class Scripted:
         check_range(self, "max_response_tokens", "[1, inf)")
         if not self.answers:
             raise ValueError("answers must hold at least one answer, got none.")
-        if self.logprob > 0:
-            raise ValueError(f"logprob must be <= 0, got {self.logprob}.")
+        check_range(self, "logprob", "[-inf, 0]")
 
     def start(self, host: SamplerHost) -> ScriptedSampler:
         return ScriptedSampler(self, host)

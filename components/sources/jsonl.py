@@ -18,7 +18,7 @@ __all__ = ["JSONLines", "Rows"]
 @register("source", "jsonl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JSONLines:
-    """One prompt a line: an object whose prompt is plain text or a list of chat messages.
+    """Reads one prompt a line: an object whose prompt is plain text or a list of chat messages.
 
     `{"prompt": "What is 2 + 2?", "answer": "4"}` or
     `{"messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "4"}`.

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from titanrl.errors import ConfigError
+from titanrl.errors import ConfigError, check_range
 from titanrl.ops.tasks import check_task, encode_entry
 from titanrl.protocols import Prompt
 from titanrl.registry import register
@@ -51,10 +51,8 @@ class ReasoningGymSource:
 
     def __post_init__(self) -> None:
         check_task(self.dataset, self.options)
-        if self.size < 1:
-            raise ValueError(f"size must be >= 1, got {self.size}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must be >= 0, got {self.seed}.")
+        check_range(self, "size", "[1, inf)")
+        check_range(self, "seed", "[0, inf)")
         if "{question}" not in self.template:
             raise ValueError(f"template must contain {{question}}, got {self.template!r}.")
 

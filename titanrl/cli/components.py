@@ -1,20 +1,20 @@
-"""``titanrl components``: the catalogue, and one component's formula, keys and source."""
+"""``titanrl components``: the catalogue, and one component's formula, keys, source and tests."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from titanrl.config.docs import default_of, first_line, key_docs, type_name
+from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.config.status import status_of
 from titanrl.decode import settable
-from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
 from titanrl.registry import component_class, kinds, names
-from titanrl.schema import key_name
 
 __all__ = ["components"]
 
@@ -40,9 +40,9 @@ def components(
         _one(console, kind, component_class(kind, name), name)
         return
     for each in [kind] if kind is not None else kinds():
-        table = Table("name", "returns", title=each, title_justify="left", box=None, padding=(0, 2))
+        table = Table("name", "what it is", title=each, title_justify="left", box=None, padding=(0, 2))
         for known in names(each):
-            table.add_row(known, first_line(component_class(each, known)))
+            table.add_row(known, escape(first_line(component_class(each, known))))
         console.print(table)
         console.print()
 
@@ -50,24 +50,17 @@ def components(
 def _one(console: Console, kind: str, cls: type, name: str) -> None:
     console.print(f"[bold]{kind} {name}[/bold]\n")
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False, soft_wrap=True)
-    table = Table("key", "type", "default", "meaning", title="Keys", title_justify="left")
-    docs = key_docs(cls)
+    table = Table("key", "default", "allowed", "meaning", title="Keys", title_justify="left")
+    docs, ranges = key_docs(cls), key_ranges(cls)
     for key, (field, hint) in settable(cls).items():
-        table.add_row(key, type_name(hint), default_of(field), docs.get(key, ""))
+        cells = (key, default_of(field), allowed(hint, ranges.get(key)), docs.get(key, ""))
+        table.add_row(*(escape(cell) for cell in cells))
     console.print()
     console.print(table if settable(cls) else "No keys.")
-    console.print(f"Reads: {_reads(cls)}")
-    if needs := getattr(cls, "needs", ()):
-        console.print(f"Needs of the head: {', '.join(needs)}")
+    console.print(f"Reads: {reads(cls)}")
+    if wanted := needs(cls):
+        console.print(f"Needs of the head: {wanted}")
+    status = status_of(kind, name)
+    console.print(f"Golden cases: {status.golden}")
+    console.print(f"Laws: {', '.join(status.laws) or 'none that titanrl ships'}")
     console.print(f"Source file: {inspect.getsourcefile(cls)}")
-
-
-def _reads(cls: Any) -> str:
-    """Returns the batch keys that the component reads, with its default settings where they decide."""
-    keys = getattr(cls, "in_keys", ())
-    if isinstance(keys, property):
-        try:
-            keys = cls().in_keys
-        except (TypeError, ValueError, ConfigError):
-            return "depends on its keys"
-    return ", ".join(key_name(key) for key in keys) or "nothing but its arguments"

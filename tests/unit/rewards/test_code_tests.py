@@ -80,7 +80,7 @@ def test_answer_without_tests_is_a_failure(answer: str) -> None:
     ("keys", "message"),
     [
         ({"deadline_seconds": 0.0}, "deadline_seconds must be in"),
-        ({"memory_mb": 8}, "memory_mb must be >= 64"),
+        ({"memory_mb": 8}, "memory_mb must be in [64, inf), got 8"),
         ({"language": "rust"}, "language"),
     ],
 )

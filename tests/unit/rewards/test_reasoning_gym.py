@@ -103,8 +103,8 @@ def test_options_are_read_without_the_package() -> None:
     [
         ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
         ({"options": {"max_term": 2}}, "options.max_term is no setting of the task"),
-        ({"size": 0}, "size must be >= 1"),
-        ({"seed": -1}, "seed must be >= 0"),
+        ({"size": 0}, "size must be in [1, inf)"),
+        ({"seed": -1}, "seed must be in [0, inf)"),
         ({"split": "heldout"}, "did you mean 'held_out'"),
         ({"template": "question"}, "template must contain {question}"),
     ],

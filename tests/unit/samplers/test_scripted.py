@@ -63,7 +63,7 @@ def test_prompts_without_room_are_refused(tokenizer: Any) -> None:
 def test_scripts_without_answers_or_tokenizer_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one answer"):
         Scripted(answers=())
-    with pytest.raises(ValueError, match="logprob must be <= 0"):
+    with pytest.raises(ValueError, match=r"logprob must be in \[-inf, 0\]"):
         Scripted(logprob=0.5)
     with pytest.raises(ValueError, match="needs the model's tokenizer"):
         start(None)
