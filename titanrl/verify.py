@@ -44,6 +44,9 @@ def _models(experiment: Experiment) -> list[Problem]:
         if info.vocab_size != infos.get("model", info).vocab_size:
             text = f"must have the model's {infos['model'].vocab_size} token ids, got {info.vocab_size}."
             problems.append(Problem(table, text, "path"))
+        if info.is_value_model and not (table == "model" and experiment.model.head == "value"):
+            text = f"must be a language model, got {info.architecture}, whose head gives one number."
+            problems.append(Problem(table, text, "path"))
     return problems
 
 

@@ -23,6 +23,8 @@ MESHES: dict[str, dict[str, Any]] = {
     "tensor without sequence": {"tensor_parallel_degree": 2, "enable_sequence_parallel": False},
     "pipeline": {"pipeline_parallel_degree": 2},
 }
+# Stages untie the head, which is another model.
+LEFT_OUT = [("pipeline", "tied")]
 Results = dict[tuple[int, str], list[dict[str, Any]]]
 """(processes, case) -> what each rank saw."""
 
@@ -45,15 +47,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     models = {
         tied: str(tiny.create(folder / tied, tied=tied == "tied", scale=0.2)) for tied in ("tied", "untied")
     }
-    alone = {tied: {"model": model, "starve": 1, "shares": 2} for tied, model in models.items()}
+    models["value"] = str(tiny.create(folder / "value", head="value", scale=0.2))
+    alone = {kind: {"model": model, "starve": 1, "shares": 2} for kind, model in models.items()}
+    alone["value"]["head"] = "value"
     rounded = {"model": models["tied"], "precision": "bfloat16", "shares": 2, "steps": 1}
     both = {
-        f"{mesh} {tied}": alone[tied] | {"parallelism": degrees}
+        f"{mesh} {kind}": alone[kind] | {"parallelism": degrees}
         for mesh, degrees in MESHES.items()
-        for tied in models
-        if (mesh, tied) != ("pipeline", "tied")  # Stages untie the head, which is another model.
+        for kind in models
+        if (mesh, kind) not in LEFT_OUT
     }
-    four = {"fsdp tensor": alone["untied"] | {"parallelism": {"tensor_parallel_degree": 2}}}
+    four = {"fsdp tensor untied": alone["untied"] | {"parallelism": {"tensor_parallel_degree": 2}}}
     return (
         launch(folder / "one", 1, alone | {"bfloat16": rounded})
         | launch(folder / "two", 2, both | {"bfloat16": rounded})
@@ -62,20 +66,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 CASES = [
-    (2, f"{mesh} {tied}")
+    (2, f"{mesh} {kind}")
     for mesh in MESHES
-    for tied in ("tied", "untied")
-    if (mesh, tied) != ("pipeline", "tied")
+    for kind in ("tied", "untied", "value")
+    if (mesh, kind) not in LEFT_OUT
 ]
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("processes", "case"), [*CASES, (4, "fsdp tensor")])
+@pytest.mark.parametrize(("processes", "case"), [*CASES, (4, "fsdp tensor untied")])
 def test_mesh_gives_the_losses_and_gradients_of_one_process(
     results: Results, processes: int, case: str
 ) -> None:
     ranks = results[processes, case]
-    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    (one,) = results[1, case.split()[-1]]
     for rank in ranks:
         assert rank["losses"] == pytest.approx(one["losses"], abs=ATOL)
         assert rank["counts"] == one["counts"]
@@ -90,7 +94,7 @@ def test_mesh_gives_the_losses_and_gradients_of_one_process(
 @pytest.mark.parametrize(("processes", "case"), CASES)
 def test_every_rank_streams_the_same_weights(results: Results, processes: int, case: str) -> None:
     first, *others = (rank["weights"] for rank in results[processes, case])
-    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    (one,) = results[1, case.split()[-1]]
     assert first.keys() == one["weights"].keys()
     for other in others:
         assert all(torch.equal(value, other[name]) for name, value in first.items())
@@ -99,13 +103,13 @@ def test_every_rank_streams_the_same_weights(results: Results, processes: int, c
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("processes", "case"), CASES)
 def test_scores_do_not_depend_on_the_mesh(results: Results, processes: int, case: str) -> None:
-    (one,) = results[1, "tied" if case.endswith(" tied") else "untied"]
+    (one,) = results[1, case.split()[-1]]
     wanted = one["scores"][0]
     for rank in results[processes, case]:
         found = rank["scores"][0]
         for group in found["group_id"].unique():
             mine, theirs = found["group_id"] == group, wanted["group_id"] == group
-            for key in ("logprob", "entropy"):
+            for key in found.keys() - {"group_id"}:
                 torch.testing.assert_close(found[key][mine], wanted[key][theirs], atol=2e-5, rtol=1e-5)
 
 

@@ -46,6 +46,8 @@ def global_batch(seed: int) -> TensorDict:
             "group_id": group_id,
             "advantage": numbers[0] * mask,
             "old_logprob": (-4.5 + 0.3 * numbers[1]) * mask,
+            "value": numbers[1] * mask,
+            "returns": numbers[0] * mask,
             "loss_weight": weight * mask,
         },
         batch_size=[rows],
@@ -89,6 +91,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(
         EngineConfig(
             model=case["model"],
+            head=case.get("head", "language"),
             temperature=case.get("temperature", 1.0),
             steps=10,
             training=Training(
@@ -101,9 +104,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             parallelism=Parallelism(**case.get("parallelism", {})),
         )
     )
-    objective = Objective(
-        loss=titanrl.build("loss", {"name": "ppo_clip"}), kl=titanrl.build("kl", {"name": "k3"})
-    )
+    if case.get("head") == "value":
+        objective, keys = Objective(loss=titanrl.build("loss", {"name": "value"})), ("value",)
+    else:
+        clipped, kl = titanrl.build("loss", {"name": "ppo_clip"}), titanrl.build("kl", {"name": "k3"})
+        objective, keys = Objective(loss=clipped, kl=kl), ("logprob", "entropy")
     gradients: list[dict[str, torch.Tensor]] = []
     watch_gradients(engine, gradients)
     losses, scores, counts = [], [], []
@@ -115,10 +120,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             batch = starved(batch, shares)
         rows = share(batch, engine.dp_rank, engine.dp_degree, starve=starve)
         rows["ref_logprob"] = rows["old_logprob"]
-        scores.append(engine.score(rows, ("logprob", "entropy")) | {"group_id": rows["group_id"]})
+        scores.append(engine.score(rows, keys) | {"group_id": rows["group_id"]})
         metrics = engine.update(rows, objective, (0.05, 0.0))
         losses.append(metrics["loss/total"][0])
-        counts.append(metrics["loss/entropy"][1])
+        counts.append(metrics["loss/clip_fraction"][1])
     weights = dict(engine.weights())
     engine.close()
     return {"losses": losses, "scores": scores, "gradients": gradients, "counts": counts, "weights": weights}

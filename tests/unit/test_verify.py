@@ -52,6 +52,13 @@ def test_reference_must_share_the_vocabulary(model: Path, tmp_path: Path) -> Non
     assert "[reference] path must be a model folder" in missing
 
 
+def test_value_model_is_neither_policy_nor_reference(model: Path, tmp_path: Path) -> None:
+    value = create(tmp_path / "value", context=256, head="value")
+    wrong = "path must be a language model, got LlamaForSequenceClassification, whose head gives one number."
+    assert texts(experiment(model, f"model.path={value}")) == f"[model] {wrong}"
+    assert texts(experiment(model, f"reference.path={value}")) == f"[reference] {wrong}"
+
+
 def test_package_that_a_component_needs_must_be_installed(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

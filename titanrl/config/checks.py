@@ -15,7 +15,7 @@ from titanrl.registry import name_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
-    from titanrl.config.tables import Evaluation, Loop, Reference, Reward
+    from titanrl.config.tables import Evaluation, Loop, Model, Reference, Reward
     from titanrl.protocols import DataSettings
 
 __all__ = ["cross_problems"]
@@ -111,11 +111,30 @@ def _entropy_controller(algorithm: Algorithm) -> list[Problem]:
     return [Problem("algorithm.entropy", text, "name")]
 
 
-def _no_value_head(algorithm: Algorithm) -> list[Problem]:
-    if "value" not in getattr(algorithm.loss, "needs", ()):
+def _value_head(algorithm: Algorithm, model: Model) -> list[Problem]:
+    loss, reads_value = algorithm.loss, "value" in getattr(algorithm.loss, "needs", ())
+    if model.head == "language":
+        text = f"must train a language model, got {name_of(loss)!r}, which needs [model] head = 'value'."
+        return [Problem("algorithm.loss", text, "name")] if reads_value else []
+    problems = []
+    if not reads_value:
+        text = (
+            f"must train values under [model] head = 'value', got {name_of(loss)!r}, which reads log-probs."
+        )
+        problems.append(Problem("algorithm.loss", text, "name"))
+    problems += [
+        Problem(f"algorithm.{name}", "must be left out under [model] head = 'value', which has no log-probs.")
+        for name, term in (("kl", algorithm.kl), ("entropy", algorithm.entropy))
+        if term is not None
+    ]
+    return problems
+
+
+def _value_model_cannot_sample(model: Model, sampler: Any) -> list[Problem]:
+    if model.head == "language" or sampler is None:
         return []
-    text = f"must train a language model, got {name_of(algorithm.loss)!r}, which needs a value head."
-    return [Problem("algorithm.loss", text, "name")]
+    text = "must be 'language' where answers are sampled, got 'value'; a reward model trains on [data]."
+    return [Problem("model", text, "head")]
 
 
 def _full_distribution(sampler: Any) -> list[Problem]:
@@ -142,6 +161,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _labels,
     _judge,
     _entropy_controller,
-    _no_value_head,
+    _value_head,
+    _value_model_cannot_sample,
     _full_distribution,
 )

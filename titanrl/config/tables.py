@@ -32,10 +32,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The language model that is trained."""
+    """The model that is trained."""
 
     path: str
     """Hugging Face folder (config.json, tokenizer, safetensors), relative to the working directory."""
+    head: Literal["language", "value"] = "language"
+    """language: the vocabulary's; value: one number a position (reward models), new on a language model."""
     chat_template: str | None = None
     """Jinja text that turns chat messages into a prompt; omitted: the tokenizer's own template."""
 

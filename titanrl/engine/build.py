@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
 
@@ -21,9 +21,10 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
 from titanrl.engine.attention import attention_config
-from titanrl.engine.head import TokenHead
+from titanrl.engine.head import Head, TokenHead
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.weights import load_folder
+from titanrl.engine.value_head import ValueHead
+from titanrl.engine.weights import load_folder, rename_head
 from titanrl.errors import ConfigError
 from titanrl.models.spec import HFConfig, model_spec, set_sharding
 
@@ -41,6 +42,8 @@ class Model:
     config: HFConfig
     tied: bool
     """Whether head and embedding are one parameter here; never under pipeline parallelism."""
+    is_value_model: bool
+    """Whether the head is scalar, wherever in the pipeline it is."""
     folder: str
     stages: list[Any] = field(default_factory=list)
     """Pipeline stages of this rank, torch's wrappers of the parts; none without pipelining."""
@@ -54,10 +57,10 @@ class Model:
     """Whether this rank holds the head."""
 
     @property
-    def head(self) -> TokenHead:
-        """The lm_head, on the rank of the last stage."""
+    def head(self) -> Head:
+        """The lm_head or scalar head, on the rank of the last stage."""
         head = self.parts[-1].lm_head
-        assert isinstance(head, TokenHead)
+        assert isinstance(head, Head)
         return head
 
     @property
@@ -79,6 +82,7 @@ def build_model(
     training: Training,
     activation_checkpoint: ActivationCheckpoint,
     compile: Compile,
+    head: Literal["language", "value"] = "language",
     dtype: str | None = None,
     trainable: bool = True,
 ) -> Model:
@@ -87,11 +91,14 @@ def build_model(
     Gradients are summed over ranks, never averaged.
 
     Args:
+        head: the vocabulary's, or a scalar one. On the body of a language model a scalar head begins with
+            weights of zero: every value is 0, on any mesh and for any seed.
         dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
             mixed_precision_param.
 
     Raises:
-        ConfigError: an unknown architecture; seq_len beyond the model's context.
+        ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
+            the model's context.
     """
     config = HFConfig.read(folder)
     if training.seq_len > config.max_length:
@@ -99,18 +106,27 @@ def build_model(
             f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
             f"got {training.seq_len}."
         )
+    is_value_model = head == "value"
+    if config.is_value_model and not is_value_model:
+        raise ConfigError(
+            f"[model] path must be a language model, got {folder!r}, a value model, whose head gives one "
+            "number; choose another folder."
+        )
     if training.mixed_precision_param == "bfloat16" and not computes_bfloat16() and trainable:
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
     pipelined = mesh.dims.pp_enabled
-    if pipelined and config.tied and trainable:
+    is_tied = config.tied and not is_value_model
+    if pipelined and is_tied and trainable:
         logger.warning("%s ties head and embedding; pipeline stages cannot share them: untied.", folder)
-    tied = config.tied and not pipelined
+    tied = is_tied and not pipelined
+    scalar = ValueHead.Config(in_features=config.dim)
+    vocabulary = TokenHead.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
-        head=TokenHead.Config(in_features=config.dim, out_features=config.vocab_size),
+        head=scalar if is_value_model else vocabulary,
         max_length=training.seq_len,
         tied=tied,
     )
@@ -144,8 +160,11 @@ def build_model(
         adapter=spec.state_dict_adapter(spec.model, None),
         config=config,
         tied=tied,
+        is_value_model=is_value_model,
         folder=folder,
     )
+    if is_value_model:
+        rename_head(model.adapter)
     if pipelined:
         schedule, model.parts, model.is_first, model.is_last = spec.pipelining_fn(
             whole,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,7 @@ class Engine:
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
         self.policy = Trainee(
-            self._role(config.model),
+            self._role(config.model, head=config.head),
             optimizer=config.optimizer,
             lr_scheduler=config.lr_scheduler,
             steps=config.steps,
@@ -67,7 +68,9 @@ class Engine:
         if checkpoints is not None:
             self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, state)
 
-    def _role(self, folder: str, *, frozen_dtype: str | None = None) -> Role:
+    def _role(
+        self, folder: str, *, head: Literal["language", "value"] = "language", frozen_dtype: str | None = None
+    ) -> Role:
         """Returns the model of ``folder``: trainable, or in ``frozen_dtype`` without gradients."""
         config = self._config
         model = build_model(
@@ -76,6 +79,7 @@ class Engine:
             training=config.training,
             activation_checkpoint=config.activation_checkpoint,
             compile=config.compile,
+            head=head,
             dtype=frozen_dtype,
             trainable=frozen_dtype is None,
         )

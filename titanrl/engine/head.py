@@ -1,4 +1,4 @@
-"""The lm_head of a policy: trained hidden states in, log-probs out; logits only for whoever samples."""
+"""Heads that answer for trained positions only; a policy's gives log-probs, and logits to whoever samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchtitan.models.common import Linear
 
 from titanrl.ops import logprob as ops
 
-__all__ = ["Request", "TokenHead", "compiled_kernels"]
+__all__ = ["Head", "Request", "TokenHead", "compiled_kernels"]
 
 
 class Request(NamedTuple):
@@ -29,11 +29,9 @@ class Request(NamedTuple):
     kernels: ops.Kernels = ops.EAGER
 
 
-class TokenHead(Linear):  # type: ignore[misc]  # torchtitan has no types
-    """TorchTitan's linear head that answers a Request within its forward, so that FSDP's hooks around it fit.
-
-    Under tensor parallelism its weight stays sharded on V, [V/tp, D], and answers are replicated over tp.
-    """
+class Head(Linear):  # type: ignore[misc]  # torchtitan has no types
+    """TorchTitan's linear head that answers a Request within its forward, so that FSDP's hooks around it
+    fit."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):  # type: ignore[misc]
@@ -41,7 +39,31 @@ class TokenHead(Linear):  # type: ignore[misc]  # torchtitan has no types
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._request: Request | None = None
+        self.asked: Request | None = None
+        """What the forward is to answer; None: everything, for all positions."""
+
+    @contextmanager
+    def request(self, request: Request) -> Iterator[None]:
+        """Within the block the forward answers ``request``."""
+        self.asked = request
+        try:
+            yield
+        finally:
+            self.asked = None
+
+
+class TokenHead(Head):
+    """A policy's lm_head, which answers with TokenStatistics.
+
+    Under tensor parallelism its weight stays sharded on V, [V/tp, D], and answers are replicated over tp.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Head.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self._group: Any = None
         self._vocab_start = 0
 
@@ -55,15 +77,6 @@ class TokenHead(Linear):  # type: ignore[misc]  # torchtitan has no types
             # DTensor shards like torch.chunk: every rank but the last has the rounded-up share.
             self._vocab_start = mesh.get_local_rank() * -(-self.out_features // mesh.size())
 
-    @contextmanager
-    def request(self, request: Request) -> Iterator[None]:
-        """Within the block the forward returns TokenStatistics for ``request`` instead of logits."""
-        self._request = request
-        try:
-            yield
-        finally:
-            self._request = None
-
     def forward(self, input: torch.Tensor) -> Any:
         """Returns logits [B, L, V] for hidden states [B, L, D], or the statistics asked for.
 
@@ -76,10 +89,10 @@ class TokenHead(Linear):  # type: ignore[misc]  # torchtitan has no types
             # Each rank's slice of V contributes to the hidden states' gradient.
             placements = [Partial()] * hidden.device_mesh.ndim
             hidden = hidden.to_local(grad_placements=placements)
-        if self._request is None:
+        request = self.asked
+        if request is None:
             logits = torch.nn.functional.linear(hidden, weight)
             return logits if self._group is None else _gather(logits, self._group)
-        request = self._request
         return ops.token_statistics(
             hidden.flatten(0, 1).index_select(0, request.chosen),
             weight,

@@ -1,6 +1,6 @@
 """A model with its forward pass: micro-batches in, PolicyOutputs out.
 
-The policy and the frozen reference are roles.
+The policy, the critic and the frozen models are roles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Role", "gathered"]
 
 
 class Role:
-    """Log-probs of a model at the sampling temperature."""
+    """A model's outputs: log-probs at the sampling temperature, or the values of a value model."""
 
     def __init__(
         self, model: Model, mesh: Mesh, *, max_tokens: int, temperature: float, kernels: Kernels = EAGER
@@ -70,7 +70,7 @@ class Role:
                 with self.model.head.request(self.request(micro_batch)):
                     found = outputs(self.model.head(hidden), micro_batch)
                 loss = use(found, micro_batch)
-                return found.logprob.sum() * 0 if loss is None else loss
+                return found.logprob.new_zeros(()) if loss is None else loss
 
             run_pipeline(self.model, micro_batches, hook, trains=trains)
             return
@@ -96,10 +96,10 @@ class Role:
         """Returns [B, L] float32 outputs, 0 where masked; gradients flow where grad mode is on."""
         masks = attention_masks(self.model.inner_attention, [micro_batch.layout])
         with self.model.head.request(self.request(micro_batch)):
-            statistics: TokenStatistics = self.model.parts[0](
+            answer = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
             )
-        return outputs(statistics, micro_batch)
+        return outputs(answer, micro_batch)
 
     def request(self, micro_batch: MicroBatch) -> Request:
         """Returns what the head is asked for.
@@ -147,19 +147,25 @@ class Role:
             module.reshard()
 
 
-def outputs(statistics: TokenStatistics, micro_batch: MicroBatch) -> PolicyOutputs:
-    """Returns the statistics of the chosen tokens at their places in [B, L]."""
+def outputs(answer: TokenStatistics | torch.Tensor, micro_batch: MicroBatch) -> PolicyOutputs:
+    """Returns what a head answered for the chosen tokens at their places in [B, L].
+
+    Args:
+        answer: a policy's statistics, or the values [S] of a value model, whose logprob is 0 everywhere.
+    """
     shape, place = micro_batch.batch["labels"].shape, micro_batch.place
 
     def at_places(value: torch.Tensor) -> torch.Tensor:
         flat = value.new_zeros(shape.numel(), *value.shape[1:])
         return flat.index_copy(0, place, value).view(*shape, *value.shape[1:])
 
-    logprob = at_places(statistics.logprob)
+    if isinstance(answer, torch.Tensor):
+        return PolicyOutputs(logprob=answer.new_zeros(shape), value=at_places(answer))
+    logprob = at_places(answer.logprob)
     return PolicyOutputs(
         logprob=logprob[..., 0],
-        entropy=at_places(statistics.entropy),
-        sum_pi_squared=at_places(statistics.sum_pi_squared),
+        entropy=at_places(answer.entropy),
+        sum_pi_squared=at_places(answer.sum_pi_squared),
         candidate_logprob=logprob[..., 1:] if logprob.shape[-1] > 1 else None,
     )
 

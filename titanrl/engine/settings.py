@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from titanrl.config.engine_tables import (
     ActivationCheckpoint,
@@ -38,6 +38,8 @@ class EngineConfig:
 
     model: str
     """Hugging Face folder of the policy."""
+    head: Literal["language", "value"] = "language"
+    """Which head the policy has: a value model is trained where it is scalar."""
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     """Frozen models by the name of their role; each costs a further copy of the weights."""
     temperature: float = 1.0
@@ -62,6 +64,7 @@ class EngineConfig:
             frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
         return cls(
             model=experiment.model.path,
+            head=experiment.model.head,
             temperature=1.0 if experiment.sampler is None else experiment.sampler.temperature,
             steps=loop.steps * loop.minibatches * loop.epochs,
             training=experiment.training,

@@ -58,9 +58,10 @@ class Updater:
             rows: this rank's share, whole groups, with loss_weight; may be empty.
             coefficients: beta of the KL term and eta of the entropy bonus.
         """
-        needs = getattr(objective.loss, "needs", ())
-        if "value" in needs:
-            raise ValueError("the loss needs a value head, which a policy does not have.")
+        reads_value = "value" in getattr(objective.loss, "needs", ())
+        if reads_value != self._role.model.is_value_model:
+            has = "values alone" if self._role.model.is_value_model else "no values"
+            raise ValueError(f"{type(objective.loss).__name__} cannot train a model that computes {has}.")
         function = self._objective(objective)
         numbers = torch.tensor(coefficients, dtype=torch.float32, device=self._role.mesh.device)
         self._optimizers.zero_grad()

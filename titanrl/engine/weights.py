@@ -20,29 +20,45 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from titanrl.errors import ConfigError
+from titanrl.models.spec import value_model_keys
 
 if TYPE_CHECKING:
+    from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
     from titanrl.engine.build import Model
 
-__all__ = ["export", "load_folder", "stream"]
+__all__ = ["export", "load_folder", "rename_head", "stream"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCORE, SCORE_BIAS = "score.weight", "score.bias"
+"""The head of transformers' models for sequence classification; its Llama and Qwen3 have no bias."""
 SHARD_BYTES = 4 * 2**30
 """Size at which an exported file is closed and the next begun."""
+
+
+def rename_head(adapter: StateDictAdapter) -> None:
+    """Makes the adapter of a value model call its head as transformers does."""
+    adapter.from_hf_map[SCORE] = adapter.from_hf_map.pop(HEAD)
 
 
 @torch.no_grad()
 def load_folder(model: Model, folder: str) -> None:
     """Fills the parameters from the safetensors of ``folder``; every rank reads its own shards.
 
+    A scalar head that the folder of a language model cannot have is set to zero.
+
     Raises:
-        ConfigError: no safetensors, or one that lacks a tensor.
+        ConfigError: no safetensors, or one that lacks a tensor or holds a scalar head's bias.
     """
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(f"[model] path has no .safetensors file, got {folder!r}.")
     for part in model.parts:
         wanted = model.adapter.to_hf(part.state_dict())
-        if model.config.tied and HEAD in wanted:
+        if SCORE in wanted and not model.config.is_value_model:
+            head = wanted.pop(SCORE).zero_()
+            _read(wanted, folder)
+            wanted[SCORE] = head
+        elif model.config.tied and HEAD in wanted:
             # The file holds the embedding alone; an untied head begins as a copy of it.
             renamed = {EMBEDDING: wanted.pop(HEAD)}
             _read(renamed, folder)
@@ -56,6 +72,10 @@ def load_folder(model: Model, folder: str) -> None:
 
 def _read(tensors: dict[str, Any], folder: str) -> None:
     stored = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
+    if SCORE in tensors and SCORE_BIAS in stored:
+        raise ConfigError(
+            f"{folder} must have a scalar head without bias, got {SCORE_BIAS}; it is no {SCORE}."
+        )
     for name, tensor in tensors.items():
         size = getattr(stored.get(name), "size", None)
         if size != tensor.shape:
@@ -165,7 +185,7 @@ def export(
         if held:
             close()
         _finish(folder, index, len(files))
-        _copy_rest(Path(model.folder), folder, model.tied, dtype)
+        _copy_rest(model, folder, dtype)
     dist.barrier()
 
 
@@ -183,10 +203,13 @@ def _finish(folder: Path, index: dict[str, int], count: int) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _copy_rest(source: Path, folder: Path, tied: bool, dtype: torch.dtype) -> None:
+def _copy_rest(model: Model, folder: Path, dtype: torch.dtype) -> None:
+    source = Path(model.folder)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
-    config |= {"tie_word_embeddings": tied, "dtype": str(dtype).removeprefix("torch.")}
+    config |= {"tie_word_embeddings": model.tied, "dtype": str(dtype).removeprefix("torch.")}
+    if model.is_value_model:
+        config |= value_model_keys(config["architectures"])
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in source.iterdir():
         if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:

@@ -14,8 +14,13 @@ from titanrl.errors import ConfigError, suggest
 
 __all__ = ["ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "read_json"]
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Families that TorchTitan's model and state-dict adapters cover here."""
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "Qwen3ForCausalLM",
+    "LlamaForSequenceClassification",
+    "Qwen3ForSequenceClassification",
+)
+"""Language and value models of the families that TorchTitan's model and state-dict adapters cover here."""
 
 
 MAX_HEADER_BYTES = 100_000_000
@@ -37,6 +42,11 @@ class ModelInfo(NamedTuple):
     is_tied: bool
     """Whether the head is the embedding."""
     has_chat_template: bool
+
+    @property
+    def is_value_model(self) -> bool:
+        """Whether the head gives one number instead of the vocabulary's logits."""
+        return self.architecture.endswith("ForSequenceClassification")
 
 
 def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:

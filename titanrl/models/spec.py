@@ -28,13 +28,15 @@ from torchtitan.protocols.module import Module
 
 from titanrl.errors import ConfigError
 
-__all__ = ["HFConfig", "model_spec", "set_sharding"]
+__all__ = ["HFConfig", "model_spec", "set_sharding", "value_model_keys"]
 
 _NORM_INIT = {"weight": torch.nn.init.ones_}
 _LINEAR_INIT = {"weight": partial(torch.nn.init.normal_, std=0.02)}
 # The checkpoint's weights always replace the initial ones; a tied embedding has none of its own.
 _EMBEDDING_INIT = {"weight": skip_param_init}
-_ARCHITECTURES = {"LlamaForCausalLM": "llama3", "Qwen3ForCausalLM": "qwen3"}
+_FAMILIES = {"Llama": "llama3", "Qwen3": "qwen3"}
+_LANGUAGE, _VALUE = "ForCausalLM", "ForSequenceClassification"
+_ARCHITECTURES = {f"{name}{kind}": family for name, family in _FAMILIES.items() for kind in (_LANGUAGE, _VALUE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,16 @@ class HFConfig:
     rope_scaling: dict[str, Any]
     tied: bool
     """Whether the head is the embedding's matrix."""
+    is_value_model: bool
+    """Whether the head gives one number, as transformers' ...ForSequenceClassification does."""
 
     @classmethod
     def read(cls, folder: str | Path) -> HFConfig:
         """Reads ``folder/config.json``.
 
         Raises:
-            ConfigError: no such file; an architecture, bias, activation or rope that isn't computed here.
+            ConfigError: no such file; an architecture, number of labels, bias, activation or rope that isn't
+                computed here.
         """
         path = Path(folder) / "config.json"
         if not path.is_file():
@@ -73,11 +78,16 @@ class HFConfig:
             )
         raw = json.loads(path.read_text())
         architectures = raw.get("architectures") or []
-        family = next((_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES), None)
-        if family is None:
+        architecture = next((name for name in architectures if name in _ARCHITECTURES), None)
+        if architecture is None:
             raise ConfigError(
                 f"{path} architectures must be one of {', '.join(_ARCHITECTURES)}, got {architectures}."
             )
+        family = _ARCHITECTURES[architecture]
+        is_value_model = architecture.endswith(_VALUE)
+        num_labels = len(raw.get("id2label") or {}) or raw.get("num_labels", 2)
+        if is_value_model and num_labels != 1:
+            raise ConfigError(f"{path} must have 1 label (id2label) to be a value model, got {num_labels}.")
         for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
             if raw.get(key):
                 raise ConfigError(f"{path} {key} must be false, got {raw[key]}.")
@@ -104,7 +114,14 @@ class HFConfig:
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=rope if kind == "llama3" else {},
             tied=bool(raw.get("tie_word_embeddings", False)),
+            is_value_model=is_value_model,
         )
+
+
+def value_model_keys(architectures: list[str]) -> dict[str, Any]:
+    """Returns what the config.json of a value model says beside what its language model's says."""
+    names = [name.replace(_LANGUAGE, _VALUE) for name in architectures]
+    return {"architectures": names, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
 def model_spec(

@@ -30,6 +30,7 @@ def create(
     context: int = 256,
     tied: bool = True,
     family: Literal["llama", "qwen3"] = "llama",
+    head: Literal["language", "value"] = "language",
     scale: float = 0.1,
     seed: int = 0,
 ) -> Path:
@@ -39,6 +40,7 @@ def create(
     Args:
         characters: the vocabulary besides <pad> 0, <bos> 1, <eos> 2 and <unk> 3; padded to a multiple of 8.
         hidden: model width; the feed-forward is twice as wide.
+        head: value: one number a position, as a critic or reward model gives it.
         scale: standard deviation of every weight; the larger, the farther from uniform the predictions.
         seed: of the weights; the global random state is left as it was.
     """
@@ -46,13 +48,13 @@ def create(
     path.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(path, characters)
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[family]
-    config = config_class(
+    name = {"llama": "Llama", "qwen3": "Qwen3"}[family]
+    kind = {"language": "ForCausalLM", "value": "ForSequenceClassification"}[head]
+    model_class = getattr(transformers, f"{name}{kind}")
+    config = getattr(transformers, f"{name}Config")(
+        **({"num_labels": 1} if head == "value" else {}),
         vocab_size=-(-(len(characters) + len(SPECIAL)) // 8) * 8,
         hidden_size=hidden,
         intermediate_size=2 * hidden,

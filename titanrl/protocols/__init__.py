@@ -53,14 +53,17 @@ __all__ = [
 
 
 class PolicyOutputs(NamedTuple):
-    """What the head computes of one micro-batch; float32, label-aligned. Masked places are undefined."""
+    """What the head computes of one micro-batch; float32, label-aligned. Masked places are undefined.
+
+    Of a value model only ``value`` means anything; its ``logprob`` is 0.
+    """
 
     logprob: Tensor
     """[B, L] log pi(labels_t | input_ids_<=t) at the sampling temperature, nats."""
     entropy: Tensor | None = None
     """[B, L] nats, differentiable."""
     value: Tensor | None = None
-    """[B, L] scalar head (critic, reward model)."""
+    """[B, L] scalar head (critic, reward model): value of the state in which labels[t] is about to come."""
     sum_pi_squared: Tensor | None = None
     """[B, L] sum over the vocabulary of pi^2, for optimal baselines."""
     candidate_logprob: Tensor | None = None

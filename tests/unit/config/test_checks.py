@@ -114,7 +114,19 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
         ),
         (
             ["algorithm.loss={name='lab_critic'}"],
-            "[algorithm.loss] name must train a language model, got 'lab_critic', which needs a value head.",
+            "[algorithm.loss] name must train a language model, got 'lab_critic', which needs [model] head",
+        ),
+        (
+            ["model.head=value"],
+            "[algorithm.loss] name must train values under [model] head = 'value', got 'lab_loss', which",
+        ),
+        (
+            ["model.head=value", "algorithm.loss={name='lab_critic'}"],
+            "[algorithm.kl] must be left out under [model] head = 'value', which has no log-probs",
+        ),
+        (
+            ["model.head=value", "algorithm.loss={name='lab_critic'}", "algorithm.kl=", "reference="],
+            "[model] head must be 'language' where answers are sampled, got 'value'",
         ),
         (
             ["algorithm.denominator=kept"],
