@@ -42,7 +42,8 @@ class GRPOPassK:
     def __call__(self, batch: TensorDict) -> Advantages:
         groups = GroupScores.of(batch["reward"], batch["group_id"])
         best = groups.first_of(groups.score)
-        rest = GroupScores.of(torch.where(best, torch.nan, groups.score), batch["group_id"])
+        others = torch.where(groups.scored & ~best, groups.score, torch.nan)
+        rest = GroupScores.of(others, batch["group_id"])
         lead = groups.score - rest.high
         if self.std:
             lead = lead / (groups.std() + self.eps)

@@ -17,8 +17,8 @@ from tests.golden import cases
 LAW = settings(max_examples=8, deadline=None)
 """Few examples of each law: it runs over every component of a kind and every table of it."""
 REWARDS = ("accuracy", "format")
-VALUES = (0.0, 0.1, 0.35, 0.7, 1 / 3, 1.0)
-"""Numbers whose float32 means are not themselves."""
+VALUES = (-0.7, 0.0, 0.1, 0.35, 0.7, 1 / 3, 1.0)
+"""Numbers whose float32 means are not themselves, on both sides of 0, which an unscored row must not be."""
 
 
 def tables(kind: str) -> list[dict[str, Any]]:

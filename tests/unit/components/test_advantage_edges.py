@@ -73,6 +73,11 @@ def test_passk_pushes_only_a_strict_winner() -> None:
     assert advantage("grpo_passk", batch, std=False) == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
 
 
+def test_passk_compares_the_winner_with_scored_rows_only() -> None:
+    batch = batch_of([NAN, -0.5, -1.5], [0, 0, 0])
+    assert advantage("grpo_passk", batch, std=False) == [0.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize(("tau", "baseline"), [(1e6, 0.5), (1e-4, 1.0)])
 def test_soft_baseline_runs_from_the_mean_to_the_maximum(tau: float, baseline: float) -> None:
     got = advantage("soft_baseline", batch_of([1.0, 0.0], [0, 0]), tau=tau)
