@@ -41,7 +41,6 @@ class OptimalTokenBaseline:
     eps: float = 1e-8
     """Added to the sum of weights, >= 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
-    is_group_relative: ClassVar[bool] = False
     scope: ClassVar[Literal["group", "batch"]] = "group"
 
     def __post_init__(self) -> None:
