@@ -92,6 +92,8 @@ class Algorithm:
     """Which groups are trained on; a group must pass them all."""
     denominator: Literal["trainable", "kept"] = "trainable"
     """Tokens that the aggregation counts: all trainable ones, or those that the corrections keep."""
+    old_logprob: Literal["recompute", "sampler"] = "recompute"
+    """The old policy: the trainer's log-probs before the update, or the sampler's (two-policy mode)."""
 
     def __post_init__(self) -> None:
         if self.denominator == "kept" and not self.correction:

@@ -31,6 +31,9 @@ DATA_KEYS: tuple[BatchKey, ...] = ("reward", "margin", "token_reward", "candidat
 POLICY_KEYS = ("old_logprob", "old_entropy", "sum_pi_squared")
 """What one scoring pass of the policy can write; each is written only when something reads it."""
 
+TWO_POLICY = "two-policy mode"
+"""Who writes old_logprob where the sampler's log-probs are the old ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -74,6 +77,9 @@ def flows(
     if rewards:
         parts = tuple(("rewards", name) for name, _ in rewards)
         score.append(Flow("score", "weighted sum", "", parts, ("reward",)))
+    if algorithm.old_logprob == "sampler":
+        score.append(Flow("score", TWO_POLICY, "algorithm", ("sampler_logprob",), ("old_logprob",)))
+        wanted.discard("old_logprob")
     if policy := tuple(key for key in POLICY_KEYS if key in wanted):
         score.append(Flow("score", "policy", "model", ("input_ids", "labels"), policy))
     if "reference" in roles:
@@ -81,7 +87,10 @@ def flows(
         if "reference_point" in wanted:
             reads = ("input_ids", "labels", "loss_mask")
             score.append(Flow("score", "reference point", "reference", reads, ("reference_point",)))
-    return (rows, *score, *later)
+    sample = [rows]
+    if "baseline_reward" in wanted and data is None:
+        sample.append(Flow("sample", "greedy answers, scored", "sampler", (), ("baseline_reward",)))
+    return (*sample, *score, *later)
 
 
 def check_flow(flow: Sequence[Flow]) -> list[Problem]:
@@ -108,10 +117,12 @@ def scored_keys(flow: Sequence[Flow], optimizer_steps: int) -> tuple[frozenset[s
     """Returns the keys that models must compute at stage `score`, and whether the update is on-policy.
 
     It is when a batch is one optimizer step and only the update reads ``old_logprob``: the log-probs of the
-    update's own forward pass are the old ones then, and no scoring pass is needed for them.
+    update's own forward pass are the old ones then, and no scoring pass is needed for them. In two-policy
+    mode the old ones are the sampler's, and it never is.
     """
     early = {key for actor in flow for key in actor.reads if actor.stage != "update"}
     on_policy = optimizer_steps == 1 and "old_logprob" not in early
+    on_policy = on_policy and all(actor.actor != TWO_POLICY for actor in flow)
     computed = {key for actor in flow if actor.table in ("model", "reference") for key in actor.writes}
     return frozenset(str(key) for key in computed if not (on_policy and key == "old_logprob")), on_policy
 

@@ -38,6 +38,8 @@ class Objective:
     """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
     on_policy: bool = False
     """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
+    measures_gap: bool = False
+    """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
 
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
@@ -69,9 +71,8 @@ class Objective:
             difference = (logprob - ref_logprob).detach()
             metrics["kl/value"] = difference
             metrics["kl/k3"] = torch.expm1(-difference) + difference
-        sampler_logprob = batch.get("sampler_logprob", None)
-        if self.on_policy and sampler_logprob is not None:
-            gap = where0(mask, policy.logprob.detach()) - where0(mask, sampler_logprob)
+        if self.measures_gap:
+            gap = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
             metrics["sample/logprob_gap"] = gap.abs()
         if policy.entropy is not None:
             entropy = where0(mask, policy.entropy)

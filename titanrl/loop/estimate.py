@@ -54,7 +54,8 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         metrics |= _set_advantage(batch, algorithm)
     if algorithm.correction:
         metrics |= _set_correction(batch, algorithm)
-    metrics |= _logprob_gap(batch)
+    if algorithm.old_logprob == "recompute":
+        metrics |= _logprob_gap(batch)
     numbers = {name: float(value) for name, value in metrics.items()}
     return batch, {name: value for name, value in numbers.items() if not math.isnan(value)}
 

@@ -139,10 +139,12 @@ def _validation(session: Session) -> dict[str, float]:
 
 
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:
-    """Returns this rank's rows, with texts, that also stand in the estimated batch, with their advantages."""
+    """Returns this rank's rows, with texts, that also stand in the estimated batch, with any advantages."""
     position = {int(row): index for index, row in enumerate(batch["row_id"])}
     kept = [index for index, row in enumerate(local["row_id"]) if int(row) in position]
     rows = local[kept].copy()
+    if "advantage" not in batch:
+        return rows
     chosen = batch[[position[int(row)] for row in rows["row_id"]]]
     length = rows["loss_mask"].shape[1]
     return rows.set("advantage", chosen["advantage"][:, :length])

@@ -35,6 +35,8 @@ class Session:
     held_out: PromptFeed | None
     scored_keys: frozenset[str]
     """Batch keys that models compute at stage `score`, because some component reads them."""
+    scores_greedy: bool
+    """Whether the greedy answer to each prompt is sampled and scored too, for ``baseline_reward``."""
     objective: Objective
     state: LoopState
 
@@ -117,15 +119,18 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
             dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
         )
     )  # fmt: skip
-    kl = algorithm.kl_in_loss
+    kl, loop = algorithm.kl_in_loss, experiment.loop
     objective = Objective(
         loss=algorithm.loss,
         kl=None if kl is None else kl.estimator,
         importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
         on_policy=on_policy,
+        measures_gap=on_policy
+        or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1),
     )
     return Session(
         experiment=experiment, engine=engine, sampler=sampler, tokens=tokens, feed=feed, held_out=held_out,
         scored_keys=scored_keys, objective=objective, state=state,
+        scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from titanrl.loop.buffer import assemble
 from titanrl.loop.scoring import score_rewards
+from titanrl.ops.masked import where0
 
 if TYPE_CHECKING:
     from titanrl.loop.session import Session
@@ -20,8 +21,25 @@ __all__ = ["batch_metrics", "sample", "sample_rows", "score", "sync"]
 
 def sample(session: Session, rows: Sequence[PromptRow], step: int) -> TensorDict:
     """Returns this rank's batch as stage `sample` promises it: one answer for each of ``rows``."""
-    answers: list[Sample] = session.sampler.sample(rows, step=step, seed=session.seed)
+    batch = _answered(session, rows, step, greedy=False)
+    if session.scores_greedy:
+        batch["baseline_reward"] = _greedy_reward(session, rows, step)
+    return batch
+
+
+def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy: bool) -> TensorDict:
+    answers: list[Sample] = session.sampler.sample(rows, step=step, seed=session.seed, greedy=greedy)
     return assemble(rows, answers, decode=session.tokens.decode, version=session.sampler.version)
+
+
+def _greedy_reward(session: Session, rows: Sequence[PromptRow], step: int) -> torch.Tensor:
+    """Returns [N] float32, the reward of the greedy answer to each row's prompt; one is sampled a group."""
+    first_of = {row.group: row for row in reversed(rows)}
+    batch = _answered(session, list(first_of.values()), step, greedy=True)
+    rewards, _ = score_rewards(batch, session.experiment.reward)
+    place = {group: index for index, group in enumerate(first_of)}
+    reward: torch.Tensor = rewards["reward"][[place[row.group] for row in rows]]
+    return reward
 
 
 def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
@@ -29,8 +47,13 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
 
     Only what some component reads is computed.
     """
-    rewards, failures = score_rewards(batch, session.experiment.reward)
-    batch = batch.copy().update(rewards)
+    batch = batch.copy()
+    failures: dict[str, float] = {}
+    if session.experiment.reward:
+        rewards, failures = score_rewards(batch, session.experiment.reward)
+        batch.update(rewards)
+    if session.experiment.algorithm.old_logprob == "sampler":
+        batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
     reads = session.scored_keys
     policy = tuple(key for key in ("old_logprob", "old_entropy", "sum_pi_squared") if key in reads)
     if policy:
@@ -52,33 +75,30 @@ def sync(session: Session, version: int) -> None:
 
 
 def sample_rows(batch: TensorDict, count: int) -> list[dict[str, Any]]:
-    """Returns the first ``count`` rows of a batch that holds texts, as samples.jsonl shows them."""
-    rows = []
+    """Returns the first ``count`` rows of a batch that holds texts, as samples.jsonl shows them.
+
+    Without rewards or advantages in the batch, their keys are left out.
+    """
+    rows: list[dict[str, Any]] = []
     reasons = ("stop", "length", "abort")
     for index in range(min(count, batch.shape[0])):
         row = batch[index]
         mask = row["loss_mask"]
-        rows.append(
-            {
-                "prompt": batch["text", "prompt"][index],
-                "response": batch["text", "response"][index],
-                "answer": batch["text", "answer"][index],
-                "reward": float(row["reward"]),
-                "rewards": {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())},
-                "advantage": float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0,
-                "finish_reason": reasons[int(row["finish_reason"])],
-                "response_tokens": int(mask.sum()),
-                "group": int(row["group_id"]),
-            }
-        )
+        shown = {name: batch["text", name][index] for name in ("prompt", "response", "answer")}
+        if "reward" in batch:
+            shown["reward"] = float(row["reward"])
+            shown["rewards"] = {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())}
+        if "advantage" in batch:
+            shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
+        shown["finish_reason"] = reasons[int(row["finish_reason"])]
+        shown |= {"response_tokens": int(mask.sum()), "group": int(row["group_id"])}
+        rows.append(shown)
     return rows
 
 
 def batch_metrics(batch: TensorDict) -> dict[str, float]:
     """Returns what the global batch says of sampling and rewards, before any filter."""
     lengths = batch["loss_mask"].sum(1).float()
-    reward = batch["reward"]
-    scored = reward[~reward.isnan()]
     metrics = {
         "sample/response_tokens_mean": float(lengths.mean()),
         "sample/response_tokens_max": float(lengths.max()),
@@ -86,10 +106,14 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
         "sample/truncated_fraction": float((batch["finish_reason"] == 1).float().mean()),
         "sample/tokens": float(lengths.sum()),
     }
-    if len(scored):
-        metrics["reward/mean"] = float(scored.mean())
-        metrics["reward/std"] = float(scored.std()) if len(scored) > 1 else 0.0
-    for name in sorted(batch["rewards"].keys()):
-        values = batch["rewards", name]
-        metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
+    if "reward" in batch:
+        scored = batch["reward"][~batch["reward"].isnan()]
+        if len(scored):
+            metrics["reward/mean"] = float(scored.mean())
+            metrics["reward/std"] = float(scored.std()) if len(scored) > 1 else 0.0
+        for name in sorted(batch["rewards"].keys()):
+            values = batch["rewards", name]
+            metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
+    if "baseline_reward" in batch:
+        metrics["reward/greedy_mean"] = float(batch["baseline_reward"].mean())
     return metrics

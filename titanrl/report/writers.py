@@ -57,4 +57,5 @@ class Writers:
 
 def _markdown(row: Mapping[str, Any]) -> str:
     quoted = "\n".join(f"    {line}" for line in str(row["response"]).splitlines() or [""])
-    return f"**{row['prompt']}**\n\n{quoted}\n\nreward {row['reward']:.3f}, {row['finish_reason']}"
+    score = f"reward {row['reward']:.3f}, " if "reward" in row else ""
+    return f"**{row['prompt']}**\n\n{quoted}\n\n{score}{row['finish_reason']}"

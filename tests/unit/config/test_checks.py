@@ -133,6 +133,18 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
             "[algorithm] denominator must be 'trainable' without a [[algorithm.correction]], got 'kept'",
         ),
         (
+            ["algorithm.old_logprob=sampler", "algorithm.correction=[{name='lab_correction'}]"],
+            (
+                "[algorithm.correction.0] name must not compare old_logprob with sampler_logprob where "
+                "old_logprob = 'sampler' makes them one, got 'lab_correction'; remove it, or set [algorithm] "
+                "old_logprob = 'recompute'."
+            ),
+        ),
+        (
+            ["algorithm.old_logprob=sampler", "algorithm.loss.name=lab_other_loss"],
+            "[algorithm] old_logprob must be 'recompute' where no component reads it, got 'sampler'",
+        ),
+        (
             ["evaluation={prompts={name='lab_source', dataset='x'}, samples_per_prompt=4}"],
             "[evaluation] samples_per_prompt must be 1 at temperature 0, got 4",
         ),
@@ -145,6 +157,13 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
 )
 def test_tables_that_do_not_fit_are_refused(write: Write, overrides: list[str], message: str) -> None:
     assert message in refusal(write, *overrides)
+
+
+def test_optimal_token_baseline_needs_groups(write: Write) -> None:
+    one = ["algorithm.advantage.name=optimal_token_baseline", "loop.samples_per_prompt=1"]
+    assert "samples_per_prompt must be >= 2 for advantage 'optimal_token_baseline', got 1" in refusal(
+        write, *one
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,6 +179,7 @@ def test_tables_that_do_not_fit_are_refused(write: Write, overrides: list[str], 
         ["reward=[{name='lab_match'}, {name='lab_match', label='second'}]"],
         ["algorithm.correction=[{name='lab_correction'}]", "algorithm.denominator=kept"],
         ["algorithm.entropy={name='lab_entropy'}"],
+        ["algorithm.old_logprob=sampler"],
         ["sampler.top_k=-1"],
     ],
 )
@@ -185,6 +205,25 @@ def test_flows_stand_in_stage_order_and_every_read_is_written_before(write: Writ
     assert {"loss_weight", "advantage", "correction_weight", "reward", ("rewards", "lab_match")} <= written
 
 
+def test_flow_shows_who_writes_the_old_logprobs_and_the_baseline(write: Write) -> None:
+    path = write()
+    writers = {
+        setting: [actor.actor for actor in load(path, [*overrides]).flows() if key in actor.writes]
+        for setting, key, overrides in (
+            ("recompute", "old_logprob", []),
+            ("sampler", "old_logprob", ["algorithm.old_logprob=sampler"]),
+            ("greedy", "baseline_reward", [CLIPPED.format("baseline_reward")]),
+            ("none", "baseline_reward", []),
+        )
+    }
+    assert writers == {
+        "recompute": ["policy"],
+        "sampler": ["two-policy mode"],
+        "greedy": ["greedy answers, scored"],
+        "none": [],
+    }
+
+
 def test_scored_keys_leave_out_what_nobody_reads(write: Write) -> None:
     path = write()
     assert load(path).scored_keys() == (frozenset({"ref_logprob"}), True)
@@ -194,5 +233,7 @@ def test_scored_keys_leave_out_what_nobody_reads(write: Write) -> None:
     assert corrected.scored_keys() == (frozenset({"ref_logprob", "old_logprob"}), False)
     bare = load(path, ["algorithm.kl=", "reference=", "algorithm.loss.name=lab_other_loss"])
     assert bare.scored_keys() == (frozenset(), True)
+    sampled = load(path, ["algorithm.old_logprob=sampler"])
+    assert sampled.scored_keys() == (frozenset({"ref_logprob"}), False)
     entropic = load(path, [CLIPPED.format("old_entropy")])
     assert entropic.scored_keys() == (frozenset({"ref_logprob", "old_entropy"}), True)

@@ -1,0 +1,97 @@
+"""The stages that need a sampler, on a sampler that answers from a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from titanrl import build
+from titanrl.config.tables import Reward
+from titanrl.loop.stages import batch_metrics, sample, sample_rows, score
+from titanrl.protocols import PromptRow, Sample
+
+
+class Letters:
+    """Sampled answers are as many 'a' as their number, greedy ones as many as their prompt has tokens."""
+
+    version = 3
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bool]] = []
+
+    def sample(self, rows: Sequence[PromptRow], *, step: int, seed: int, greedy: bool) -> list[Sample]:
+        self.asked.append((len(rows), greedy))
+        lengths = [len(row.prompt_ids) if greedy else row.sample + 1 for row in rows]
+        return [Sample([7] * length, [-0.5] * length, 0) for length in lengths]
+
+
+def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob: str = "recompute") -> Any:
+    return SimpleNamespace(
+        sampler=Letters(),
+        seed=0,
+        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
+        experiment=SimpleNamespace(reward=tuple(rewards), algorithm=SimpleNamespace(old_logprob=old_logprob)),
+        scores_greedy=greedy,
+        scored_keys=frozenset(),
+    )
+
+
+def rows() -> list[PromptRow]:
+    """Two groups of three, of prompts with two tokens and with four."""
+    return [
+        PromptRow(prompt_ids=[5] * (2 * group), group=group, sample=number)
+        for group in (1, 2)
+        for number in range(3)
+    ]
+
+
+def length_reward(weight: float, label: str) -> Reward:
+    """weight times: 1 for four letters, 0 for others."""
+    return Reward(
+        component=build("reward", {"name": "format_regex", "pattern": "a{4}"}), weight=weight, label=label
+    )
+
+
+def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() -> None:
+    live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
+    batch = sample(live, rows(), step=0)
+    assert live.sampler.asked == [(6, False), (2, True)]
+    assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
+    assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
+
+
+def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
+    live = session([length_reward(1.0, "x")])
+    assert "baseline_reward" not in sample(live, rows(), step=0)
+    assert live.sampler.asked == [(6, False)]
+
+
+def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
+    live = session(old_logprob="sampler")
+    batch = sample(live, rows(), step=0)
+    batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
+    scored, _ = score(live, batch)
+    assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
+
+
+def test_batch_without_rewards_shows_and_counts_none() -> None:
+    scored, failures = score(session(), sample(session(), rows(), step=0))
+    assert failures == {}
+    assert not {"reward", "rewards"} & set(scored.keys())
+    assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
+    (shown,) = sample_rows(scored, 1)
+    assert shown.keys() == {
+        "prompt", "response", "answer", "finish_reason", "response_tokens", "group",
+    }  # fmt: skip
+
+
+def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
+    live = session([length_reward(2.0, "x")])
+    scored, _ = score(live, sample(live, [PromptRow(prompt_ids=[5], group=0, sample=3)], step=0))
+    scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
+    (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5)
+    assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
