@@ -1,0 +1,30 @@
+"""What a run computes when components ask for more: the sampler as the old policy, greedy answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.experiments.conftest import Train
+from titanrl.engine import Engine
+
+
+def test_two_policy_mode_scores_nothing_and_reports_the_gap(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "score", lambda *_: pytest.fail("a scoring pass"))
+    trained = train("dppo")
+    # The torch sampler decodes with the trainer's weights: only rounding differs.
+    assert all(0 <= step["sample/logprob_gap"] < 1e-4 for step in trained.steps)
+    assert all(step["loss/approx_kl"] < 1e-6 for step in trained.steps)
+
+
+def test_two_policy_mode_of_several_optimizer_steps_has_no_gap_to_report(train: Train) -> None:
+    trained = train("dppo", overrides=["loop.epochs=2", "loop.steps=1", "optimizer.lr=1e-2"])
+    assert "sample/logprob_gap" not in trained.steps[0]
+    assert trained.steps[0]["loss/approx_kl"] > 1e-4
+
+
+def test_greedy_answers_are_scored_for_components_that_compare_with_them(train: Train) -> None:
+    one = ["loop.steps=1"]
+    assert "reward/greedy_mean" in train("remax", overrides=one).steps[0]
+    assert "reward/greedy_mean" not in train("rloo", overrides=one).steps[0]

@@ -1,0 +1,157 @@
+"""Every preset of experiments/algorithms says what its row of the catalogue says, and trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+
+from tests.experiments.conftest import REWARDS, ROOT, Train, Write
+from titanrl.config import Experiment, load
+from titanrl.registry import name_of
+
+PRESETS = sorted(path.stem for path in (ROOT / "experiments" / "algorithms").glob("*.toml"))
+OVERLONG = """
+[[reward]]
+name = "overlong"
+max_length = 8
+buffer = 2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the catalogue says of a preset: components as ``name(key=value, ...)``, other than defaults."""
+
+    advantage: str | None = None
+    loss: str
+    aggregation: str
+    kl: str | None = None
+    filter: str | None = None
+    correction: str | None = None
+    old_logprob: str = "recompute"
+    samples: int = 8
+    minibatches: int = 1
+    lr: float = 1e-6
+    adds: str = REWARDS
+    """What an experiment on the preset must say beside its sizes."""
+
+
+ROWS = {
+    "grpo": Row(advantage="grpo", loss="ppo_clip", aggregation="sequence_mean", kl="k3 loss 0.04"),
+    "dr_grpo": Row(
+        advantage="grpo(std=none)", loss="ppo_clip", aggregation="constant_length(length=8)",
+        adds=REWARDS + "[algorithm.aggregation]\nlength = 8\n",
+    ),
+    "dapo": Row(
+        advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", filter="zero_variance",
+        samples=16, adds=REWARDS + OVERLONG,
+    ),
+    "rloo": Row(
+        advantage="rloo(source=token_reward)", loss="ppo_clip", aggregation="sequence_sum",
+        kl="k1 reward 0.05", samples=4,
+    ),
+    "reinforce_plus_plus": Row(
+        advantage="reinforce_plus_plus", loss="ppo_clip", aggregation="token_mean", kl="k1 reward 0.01",
+        samples=1,
+    ),
+    "reinforce_plus_plus_baseline": Row(
+        advantage="reinforce_plus_plus_baseline", loss="ppo_clip", aggregation="token_mean",
+        kl="k2 loss 0.01", samples=4,
+    ),
+    "gspo": Row(advantage="grpo", loss="gspo", aggregation="sequence_mean", minibatches=4),
+    "luspo": Row(
+        advantage="grpo", loss="gspo(clip_low=0.2, clip_high=0.2)", aggregation="sequence_sum"
+    ),
+    "cispo": Row(advantage="grpo", loss="cispo", aggregation="token_mean", samples=16),
+    "sapo": Row(advantage="grpo", loss="sapo", aggregation="sequence_mean"),
+    "gmpo": Row(advantage="grpo", loss="gmpo", aggregation="sequence_mean"),
+    "gpg": Row(advantage="gpg", loss="reinforce", aggregation="token_mean", filter="zero_variance"),
+    "remax": Row(advantage="remax", loss="reinforce", aggregation="sequence_sum", kl="k1 reward 0.01"),
+    "opo": Row(advantage="opo", loss="ppo_clip", aggregation="token_mean"),
+    "kimi": Row(advantage="grpo(std=none)", loss="mirror_descent", aggregation="sequence_mean"),
+    "max_rl": Row(advantage="max_rl", loss="reinforce", aggregation="token_mean"),
+    "grpo_passk": Row(advantage="grpo_passk", loss="ppo_clip", aggregation="sequence_mean"),
+    "gdpo": Row(
+        advantage="gdpo(rewards=('no_digit', 'repetition'))", loss="ppo_clip", aggregation="sequence_mean",
+        adds=REWARDS + "[algorithm.advantage]\nrewards = ['no_digit', 'repetition']\n",
+    ),
+    "a2po": Row(advantage="soft_baseline", loss="mirror_descent", aggregation="sequence_mean"),
+    "dppo": Row(
+        advantage="grpo(std=none)", loss="dppo_tv", aggregation="token_mean", old_logprob="sampler"
+    ),
+    "clip_cov": Row(advantage="grpo", loss="clip_cov", aggregation="token_mean"),
+    "kl_cov": Row(advantage="grpo", loss="kl_cov", aggregation="token_mean"),
+    "vespo": Row(advantage="grpo", loss="vespo", aggregation="token_mean"),
+    "decoupled_ppo": Row(
+        advantage="grpo", loss="ppo_clip", aggregation="token_mean", correction="tis(cap=5.0)"
+    ),
+    "scalerl": Row(
+        advantage="grpo(std=batch)", loss="cispo", aggregation="group_mean", filter="zero_variance"
+    ),
+    "entropy_80_20": Row(
+        advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", correction="top_entropy"
+    ),
+    "rft": Row(loss="sft", aggregation="token_mean", filter="best_of_n", samples=16),
+}  # fmt: skip
+
+
+def as_row(experiment: Experiment, adds: str) -> Row:
+    """Returns what an experiment says, in the words of ROWS."""
+    algorithm, settings = experiment.algorithm, experiment.loop
+    kl = algorithm.kl
+    return Row(
+        advantage=_said(algorithm.advantage),
+        loss=_said(algorithm.loss) or "",
+        aggregation=_said(algorithm.aggregation) or "",
+        kl=None if kl is None else f"{_said(kl.estimator)} {kl.placement} {kl.coefficient}",
+        filter=" ".join(map(str, map(_said, algorithm.filter))) or None,
+        correction=" ".join(map(str, map(_said, algorithm.correction))) or None,
+        old_logprob=algorithm.old_logprob,
+        samples=settings.samples_per_prompt,
+        minibatches=settings.minibatches,
+        lr=experiment.optimizer.lr,
+        adds=adds,
+    )
+
+
+def _said(component: Any) -> str | None:
+    """Returns a component's name with the keys that differ from their defaults."""
+    if component is None:
+        return None
+    differing = [
+        f"{field.name}={getattr(component, field.name)}"
+        for field in fields(component)
+        if getattr(component, field.name) != (field.default if field.default is not MISSING else None)
+    ]
+    return name_of(component) + (f"({', '.join(differing)})" if differing else "")
+
+
+def test_every_row_of_the_catalogue_has_its_preset() -> None:
+    assert set(PRESETS) == set(ROWS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_says_what_its_row_says(preset: str, write: Write) -> None:
+    adds = ROWS[preset].adds
+    assert as_row(load(write(preset, adds)), adds) == ROWS[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_begins_with_what_it_is_and_where_it_comes_from(preset: str) -> None:
+    comment = (ROOT / "experiments" / "algorithms" / f"{preset}.toml").read_text().partition("\n\n")[0]
+    assert all(line.startswith("#") for line in comment.splitlines())
+    assert "# Source:" in comment
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_trains(preset: str, train: Train) -> None:
+    trained = train(preset, ROWS[preset].adds)
+    assert [step["step"] for step in trained.steps] == [1, 2, 3, 4, 5]
+    assert all(math.isfinite(value) for step in trained.steps for value in step.values())
+    # Best answers may tie in single steps, never in all.
+    assert sum(step["update/skipped"] for step in trained.steps) < len(trained.steps)
+    assert all(not torch.equal(value, trained.before[name]) for name, value in trained.after.items())
