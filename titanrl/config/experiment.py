@@ -90,7 +90,8 @@ class Experiment:
         """
         known = settable(cast(Any, cls))
         problems = unknown_keys(table, [*directives, *known])
-        suggested = {name for key in table if key not in known for name in near(key, known)}
+        wrong = [key for key in table if key not in known and key not in directives]
+        suggested = {name for key in wrong for name in near(key, known)}
         values: dict[str, Any] = {}
         for name, (each, hint) in known.items():
             if name in table:
