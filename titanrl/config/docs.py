@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import types
@@ -70,7 +71,9 @@ def default_of(field: Field[Any]) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return repr(list(value))
-    return f'"{value}"' if isinstance(value, str) else re.sub(r"e-0(\d)", r"e-\1", str(value))
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return re.sub(r"e-0(\d)", r"e-\1", str(value))
 
 
 def reads(cls: Any) -> str:
