@@ -139,6 +139,10 @@ class Engine:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
         return self.policy.update(rows, objective, coefficients)
 
+    def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
+        """Returns the metrics' (sum, count) over all ranks of an update that is not made: see Updater."""
+        return self.policy.measure(rows, objective, coefficients)
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (Hugging Face name, full master weight) one after the other, on every rank.
 

@@ -115,12 +115,16 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
 
 
 def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
-    """Returns a micro-batch of one token and no loss, for a rank out of rows while others have some."""
-    row = TensorDict(
-        {key: torch.zeros((1, *batch[key].shape[1:]), dtype=batch[key].dtype) for key in _tensor_keys(batch)},
-        batch_size=[1],
+    """Returns a micro-batch of two rows without loss, for a rank out of rows while others have some.
+
+    Two, because losses on pairs refuse an odd number; of different groups, so that they share no prompt.
+    """
+    rows = TensorDict(
+        {key: torch.zeros((2, *batch[key].shape[1:]), dtype=batch[key].dtype) for key in _tensor_keys(batch)},
+        batch_size=[2],
     )
-    return lay_out(row, torch.tensor([0]), device)._replace(rows=torch.zeros(0, dtype=torch.int64))
+    rows["group_id"] = torch.arange(2)
+    return lay_out(rows, torch.arange(2), device)._replace(rows=torch.zeros(0, dtype=torch.int64))
 
 
 def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:

@@ -44,3 +44,7 @@ class Trainee:
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
         return self._updater.update(rows, objective, coefficients)
+
+    def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
+        """Returns the metrics of an update that is not made: see Updater."""
+        return self._updater.measure(rows, objective, coefficients)

@@ -58,23 +58,35 @@ class Updater:
             rows: this rank's share, whole groups, with loss_weight; may be empty.
             coefficients: beta of the KL term and eta of the entropy bonus.
         """
+        self._optimizers.zero_grad()
+        return self._sums(rows, objective, coefficients) | self._step()
+
+    @torch.no_grad()
+    def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
+        """Returns the metrics that ``update`` would without moving anything: for held-out rows."""
+        sums = self._sums(rows, objective, coefficients)
+        self._role.reshard()
+        return sums
+
+    def _sums(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
+        """Computes the objective over all micro-batches; back-propagates each where gradients are enabled."""
         reads_value = "value" in getattr(objective.loss, "needs", ())
         if reads_value != self._role.model.is_value_model:
             has = "values alone" if self._role.model.is_value_model else "no values"
             raise ValueError(f"{type(objective.loss).__name__} cannot train a model that computes {has}.")
         function = self._objective(objective)
         numbers = torch.tensor(coefficients, dtype=torch.float32, device=self._role.mesh.device)
-        self._optimizers.zero_grad()
         sums: dict[int, dict[str, torch.Tensor]] = {}
+        trains = torch.is_grad_enabled()
 
-        def use(outputs: PolicyOutputs, micro_batch: MicroBatch) -> torch.Tensor:
+        def use(outputs: PolicyOutputs, micro_batch: MicroBatch) -> torch.Tensor | None:
             loss: torch.Tensor
             loss, parts = function(outputs, micro_batch.batch, numbers)
             # By identity: a pipeline calls for some micro-batches twice.
             sums[id(micro_batch)] = {
                 name: torch.stack(pair).detach().double() for name, pair in parts.items()
             }
-            return loss
+            return loss if trains else None
 
         micro_batches = self._role.micro_batches(rows)
         self._role.run(micro_batches, use)
@@ -83,7 +95,7 @@ class Updater:
             # Normalised by its weights already: the step's number is the sum of the parts, not their mean.
             metrics["loss/total"] = (metrics["loss/total"][0], 1.0)
         tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
-        return metrics | self._step() | {"update/computed_tokens": (float(tokens), 1.0)}
+        return metrics | {"update/computed_tokens": (float(tokens), 1.0)}
 
     def _step(self) -> Sums:
         """Clips, steps the optimizer, moves the schedule on.

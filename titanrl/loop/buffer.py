@@ -1,4 +1,4 @@
-"""Sampled token ids -> the batch: right-padded, label-aligned, ids exactly as they were sampled."""
+"""Token ids, sampled or fixed -> the batch: right-padded, label-aligned, ids exactly as they are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from tensordict import TensorDict
 
+from titanrl.loop.fixed import EncodedRow
 from titanrl.protocols import PromptRow, Sample
 
-__all__ = ["assemble", "trim"]
+__all__ = ["assemble", "assemble_fixed", "trim"]
 
+TOKEN_REWARD = "token_reward"
 ROW_STRIDE = 2**20
 """More samples than any prompt has in one step: row_id = group * ROW_STRIDE + sample."""
 
@@ -55,6 +57,49 @@ def assemble(
                 "response": [decode(sample.ids) for sample in samples],
                 "answer": [row.answer for row in rows],
             },
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def assemble_fixed(
+    groups: Sequence[Sequence[EncodedRow]], *, out_keys: Sequence[str], first_group: int = 0
+) -> TensorDict:
+    """Returns the batch of fixed rows, batch_size [N]: what a source writes in the place of stage `sample`.
+
+    loss_mask covers the trained labels. Padded ids are 0.
+
+    Args:
+        groups: the rows of each example, >= 1 in all. out_keys: those that the source promises beside the
+            tokens. first_group: number of the first of these groups in its step.
+
+    Raises:
+        KeyError: a row lacks a number that its source promises.
+    """
+    rows = [row for group in groups for row in group]
+    shape = (len(rows), max(len(row.ids) for row in rows) - 1)
+    input_ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    loss_mask, token_reward = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
+    for index, row in enumerate(rows):
+        raw, end = torch.tensor(row.ids, dtype=torch.int64), len(row.ids) - 1
+        input_ids[index, :end], labels[index, :end] = raw[:-1], raw[1:]
+        loss_mask[index, :end] = torch.tensor(row.trained[1:])
+        for place, label in row.step_labels.items():
+            token_reward[index, place - 1] = label
+    numbered = [(first_group + g, i) for g, group in enumerate(groups) for i in range(len(group))]
+    scalars = {
+        key: torch.tensor([row.scalars[key] for row in rows]) for key in out_keys if key != TOKEN_REWARD
+    }
+    steps = {TOKEN_REWARD: token_reward} if TOKEN_REWARD in out_keys else {}
+    return TensorDict(
+        {
+            "input_ids": input_ids,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "group_id": torch.tensor([group for group, _ in numbered], dtype=torch.int64),
+            "row_id": torch.tensor([group * ROW_STRIDE + i for group, i in numbered], dtype=torch.int64),
+            **scalars,
+            **steps,
         },
         batch_size=[len(rows)],
     )

@@ -1,16 +1,19 @@
-"""Which prompts a step trains on: an endless shuffle whose whole state is one number."""
+"""Which prompts a step trains on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from titanrl.errors import ConfigError
+from titanrl.loop.order import Order
 from titanrl.protocols import Prompt, PromptRow, PromptSource
 
-__all__ = ["PromptFeed"]
+if TYPE_CHECKING:
+    from titanrl.config.experiment import Experiment
+    from titanrl.loop.tokens import Tokens
+
+__all__ = ["PromptFeed", "prompt_feeds"]
 
 
 class PromptFeed:
@@ -36,10 +39,9 @@ class PromptFeed:
     ) -> None:
         if len(source) == 0:
             raise ConfigError(f"[{table}] holds no prompt; name a source with at least one.")
-        self.source, self.encode, self.seed, self.shuffle, self.table = source, encode, seed, shuffle, table
+        self.source, self.encode, self.table = source, encode, table
         self.max_prompt_tokens = max_prompt_tokens
-        self.position = 0
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._order = Order(len(source), seed=seed, shuffle=shuffle)
 
     def take(self, count: int, samples: int, first_group: int = 0) -> list[PromptRow]:
         """Returns ``count * samples`` rows: the next ``count`` prompts, each for ``samples`` answers.
@@ -49,8 +51,7 @@ class PromptFeed:
         """
         rows: list[PromptRow] = []
         for group in range(first_group, first_group + count):
-            index = self._index(self.position)
-            self.position += 1
+            index = self._order.take()
             prompt = self.source[index]
             ids = self.encode(prompt)
             if len(ids) > self.max_prompt_tokens:
@@ -66,17 +67,25 @@ class PromptFeed:
             ]
         return rows
 
-    def _index(self, position: int) -> int:
-        epoch, offset = divmod(position, len(self.source))
-        if not self.shuffle:
-            return offset
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-            self._epoch, self._order = epoch, torch.randperm(len(self.source), generator=generator)
-        return int(self._order[offset])
-
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return self._order.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.position = int(state_dict["position"])
+        self._order.load_state_dict(state_dict)
+
+
+def prompt_feeds(experiment: Experiment, tokens: Tokens) -> tuple[PromptFeed, PromptFeed | None]:
+    """Returns the prompts of training, and those held out if there is an [evaluation]."""
+    sampler, evaluation = experiment.sampler, experiment.evaluation
+    assert sampler is not None
+    assert experiment.prompts is not None
+    seed, room = experiment.run.seed, experiment.training.seq_len - sampler.max_response_tokens
+    feed = PromptFeed(experiment.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room)
+    if evaluation is None:
+        return feed, None
+    assert evaluation.prompts is not None
+    held_out = PromptFeed(
+        evaluation.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room, shuffle=False,
+        table="evaluation.prompts",
+    )  # fmt: skip
+    return feed, held_out

@@ -1,44 +1,55 @@
-"""Everything that lives as long as a run: engine, sampler, prompt feeds, tokenizer, coefficients, state."""
+"""Everything that lives as long as a run: engine, sampler, feeds, tokenizer, coefficients, state."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import torch
+from typing_extensions import TypeVar
 
-from titanrl.loop.prompts import PromptFeed
 from titanrl.loop.state import LoopState
 from titanrl.loop.tokens import Tokens
 from titanrl.objective import Objective
-from titanrl.protocols import PromptRow, SamplerHost
+from titanrl.protocols import SamplerHost, Stateful
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
     from titanrl.engine import Engine
+    from titanrl.loop.prompts import PromptFeed
     from titanrl.protocols import Sampler
 
 __all__ = ["Session", "open_session"]
 
+Feed = TypeVar("Feed", bound=Stateful, default="PromptFeed")
+
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class Session(Generic[Feed]):
     """The live parts of one run on this rank."""
 
     experiment: Experiment
     engine: Engine
-    sampler: Sampler
     tokens: Tokens
-    feed: PromptFeed
-    held_out: PromptFeed | None
+    feed: Feed
+    """What a step trains on: prompts, or fixed rows."""
+    held_out: Feed | None
     scored_keys: frozenset[str]
     """Batch keys that models compute at stage `score`, because some component reads them."""
     scores_greedy: bool
     """Whether the greedy answer to each prompt is sampled and scored too, for ``baseline_reward``."""
     objective: Objective
     state: LoopState
+    live_sampler: Sampler | None
+    """None where answers are fixed."""
+
+    @property
+    def sampler(self) -> Sampler:
+        assert self.live_sampler is not None, "fixed answers are not sampled"
+        return self.live_sampler
 
     @property
     def seed(self) -> int:
@@ -49,13 +60,10 @@ class Session:
         """Whether this rank writes and shows."""
         return self.engine.rank == 0
 
-    def local_rows(self, first_group: int) -> list[PromptRow]:
-        """Returns this rank's share of the next prompts; every rank's feed moves on alike."""
-        loop = self.experiment.loop
-        rows = self.feed.take(loop.prompts_per_step, loop.samples_per_prompt, first_group)
+    def share_of(self, count: int) -> slice:
+        """Returns this rank's part of ``count`` things in a row."""
         rank, degree = self.engine.dp_rank, self.engine.dp_degree
-        first, last = (loop.prompts_per_step * r // degree for r in (rank, rank + 1))
-        return rows[first * loop.samples_per_prompt : last * loop.samples_per_prompt]
+        return slice(count * rank // degree, count * (rank + 1) // degree)
 
     def coefficients(self) -> tuple[float, float]:
         """Returns beta of the KL term in the loss and eta of the entropy bonus, 0 where there is none."""
@@ -84,41 +92,35 @@ class Session:
         self.engine.save(step, last=step == self.experiment.loop.steps)
 
     def close(self) -> None:
-        self.sampler.close()
+        if self.live_sampler is not None:
+            self.live_sampler.close()
         self.engine.close()
 
 
-def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Session:
-    """Returns the live parts, built in the order that lets vLLM join the trainer's process group."""
+def open_session(
+    experiment: Experiment,
+    folder: Path,
+    feeds: Callable[[Experiment, Tokens], tuple[Feed, Feed | None]],
+    *,
+    resume: bool,
+) -> Session[Feed]:
+    """Returns the live parts, built in the order that lets vLLM join the trainer's process group.
+
+    Args:
+        feeds: makes what is trained on, and what is held out.
+    """
     from titanrl.engine import Engine, EngineConfig, set_threads
 
-    settings, algorithm, seed = experiment.sampler, experiment.algorithm, experiment.run.seed
-    assert settings is not None
-    assert experiment.prompts is not None
+    algorithm, seed = experiment.algorithm, experiment.run.seed
     set_threads()
     torch.manual_seed(seed)
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
-    room = experiment.training.seq_len - settings.max_response_tokens
-    feed = PromptFeed(experiment.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room)
-    held_out = None
-    if experiment.evaluation is not None:
-        assert experiment.evaluation.prompts is not None
-        held_out = PromptFeed(
-            experiment.evaluation.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room,
-            shuffle=False, table="evaluation.prompts",
-        )  # fmt: skip
+    feed, held_out = feeds(experiment, tokens)
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed, algorithm)
     engine = Engine(EngineConfig.of(experiment), state=state, checkpoints=folder / "checkpoints")
     if resume:
         engine.load()
-    sampler = settings.start(
-        SamplerHost(
-            model_path=experiment.model.path, eos_ids=tokens.eos_ids, max_length=experiment.training.seq_len,
-            seed=seed, device=engine.device.type, dtype=experiment.training.mixed_precision_param,
-            dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
-        )
-    )  # fmt: skip
     kl, loop = algorithm.kl_in_loss, experiment.loop
     objective = Objective(
         loss=algorithm.loss,
@@ -130,7 +132,21 @@ def open_session(experiment: Experiment, folder: Path, *, resume: bool) -> Sessi
         or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1),
     )
     return Session(
-        experiment=experiment, engine=engine, sampler=sampler, tokens=tokens, feed=feed, held_out=held_out,
+        experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
         scored_keys=scored_keys, objective=objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
+        live_sampler=_start_sampler(experiment, engine, tokens),
+    )  # fmt: skip
+
+
+def _start_sampler(experiment: Experiment, engine: Engine, tokens: Tokens) -> Sampler | None:
+    if experiment.sampler is None:
+        return None
+    return experiment.sampler.start(
+        SamplerHost(
+            model_path=experiment.model.path, eos_ids=tokens.eos_ids, max_length=experiment.training.seq_len,
+            seed=experiment.run.seed, device=engine.device.type,
+            dtype=experiment.training.mixed_precision_param,
+            dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
+        )
     )  # fmt: skip

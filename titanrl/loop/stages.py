@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from titanrl.loop.session import Session
     from titanrl.protocols import PromptRow, Sample
 
-__all__ = ["batch_metrics", "sample", "sample_rows", "score", "sync"]
+__all__ = ["batch_metrics", "local_rows", "sample", "sample_rows", "score", "score_models", "sync"]
+
+
+def local_rows(session: Session, first_group: int) -> list[PromptRow]:
+    """Returns this rank's share of the next prompts; every rank's feed moves on alike."""
+    loop = session.experiment.loop
+    rows = session.feed.take(loop.prompts_per_step, loop.samples_per_prompt, first_group)
+    mine = session.share_of(loop.prompts_per_step)
+    return rows[mine.start * loop.samples_per_prompt : mine.stop * loop.samples_per_prompt]
 
 
 def sample(session: Session, rows: Sequence[PromptRow], step: int) -> TensorDict:
@@ -43,10 +51,7 @@ def _greedy_reward(session: Session, rows: Sequence[PromptRow], step: int) -> to
 
 
 def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
-    """Returns the batch with its rewards and the frozen roles' log-probs, and the rewards' failure counts.
-
-    Only what some component reads is computed.
-    """
+    """Returns the batch with its rewards and what models say of it, and the rewards' failure counts."""
     batch = batch.copy()
     failures: dict[str, float] = {}
     if session.experiment.reward:
@@ -54,6 +59,12 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
         batch.update(rewards)
     if session.experiment.algorithm.old_logprob == "sampler":
         batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
+    return score_models(session, batch), failures
+
+
+def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
+    """Returns the batch with what policy and frozen roles say of it; only what is read is computed."""
+    batch = batch.copy()
     reads = session.scored_keys
     policy = tuple(key for key in ("old_logprob", "old_entropy", "sum_pi_squared") if key in reads)
     if policy:
@@ -61,7 +72,7 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
         batch.update({key: outputs[SCORED[key]] for key in policy})
     if "ref_logprob" in reads:
         batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
-    return batch, failures
+    return batch
 
 
 SCORED = {"old_logprob": "logprob", "old_entropy": "entropy", "sum_pi_squared": "sum_pi_squared"}

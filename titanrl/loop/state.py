@@ -11,15 +11,15 @@ from titanrl.protocols import Stateful
 
 if TYPE_CHECKING:
     from titanrl.algorithm import Algorithm
-    from titanrl.loop.prompts import PromptFeed
 
 __all__ = ["LoopState"]
 
 
 class LoopState:
-    """Steps finished, prompt position, controllers and other components with state, random state."""
+    """Steps finished, position in prompts or data, controllers and other components with state, random
+    state."""
 
-    def __init__(self, feed: PromptFeed, algorithm: Algorithm) -> None:
+    def __init__(self, feed: Stateful, algorithm: Algorithm) -> None:
         self.step = 0
         """Steps finished."""
         kl = algorithm.kl.controller if algorithm.kl is not None else None

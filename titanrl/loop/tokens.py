@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,20 +40,61 @@ class Tokens:
         if isinstance(prompt.messages, str):
             ids = list(self.tokenizer.encode(prompt.messages))
         else:
-            if self.tokenizer.chat_template is None:
-                raise ConfigError(
-                    "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be "
-                    "rendered; state a Jinja template, or use a prompt source that yields plain text."
-                )
-            text = self.tokenizer.apply_chat_template(
-                list(prompt.messages), add_generation_prompt=True, tokenize=False
-            )
-            # The template prints BOS itself where the model wants one.
-            ids = list(self.tokenizer.encode(text, add_special_tokens=False))
+            ids = self.encode_text(self.render(prompt.messages, add_generation_prompt=True))
         bos = self.tokenizer.bos_token_id
         while bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
             del ids[0]
         return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the ids of a text that holds its special tokens already: a template prints BOS itself."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+        """Returns chat messages as the template prints them.
+
+        Args:
+            add_generation_prompt: whether the text ends where an answer begins.
+
+        Raises:
+            ConfigError: no template is known. ValueError: the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        if self.tokenizer.chat_template is None:
+            raise ConfigError(
+                "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be "
+                "rendered; state a Jinja template, or use a source that yields plain text."
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        except TemplateError as error:
+            raise ValueError(f"is refused by the chat template: {error}.") from error
+        return str(text)
+
+    def generated_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
+        """Returns where the assistant's turns lie in ``render(messages)``, characters.
+
+        None where the template has no {% generation %} marks.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        template = self.tokenizer.chat_template
+        if template is None or not re.search(r"\{%-?\s*generation\s*-?%\}", template):
+            return None
+        _, (spans,) = render_jinja_template(
+            [list(messages)], chat_template=template, return_assistant_tokens_mask=True,
+            **self.tokenizer.special_tokens_map,
+        )  # fmt: skip
+        return [(int(start), int(end)) for start, end in spans]
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a fixed answer of plain text; None where the model has none."""
+        own = self.tokenizer.eos_token_id
+        return own if own is not None else next(iter(self.eos_ids), None)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns an answer as text, special tokens left out."""

@@ -14,9 +14,11 @@ __all__ = ["CHAT_TEMPLATE", "CHARACTERS", "create"]
 CHARACTERS = string.digits + string.ascii_letters + " .,:;?!+-*/=()<>[]{}'\"_#\n"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<bos>{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "<bos>{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+"""Each assistant turn ends with <eos>, and the generation prompt is what stands before one."""
 
 
 def create(

@@ -16,13 +16,18 @@ __all__ = ["StepView"]
 
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
+    ("loss", "loss/total", "{:.4f}"),
+    ("accuracy", "loss/accuracy", "{:.3f}"),
+    ("margin", "loss/margin", "{:+.3f}"),
     ("length", "sample/response_tokens_mean", "{:.1f}"),
     ("KL", "kl/value", "{:+.4f}"),
     ("entropy", "loss/entropy", "{:.3f}"),
     ("clip", "loss/clip_fraction", "{:.3f}"),
     ("grad", "update/grad_norm", "{:.2f}"),
     ("eval", "eval/score", "{:.3f}"),
+    ("eval loss", "eval/loss", "{:.4f}"),
 )
+"""What the view shows of a step, as far as the run has it."""
 
 
 class StepView:
@@ -88,9 +93,7 @@ class StepView:
         if self.is_live:
             self._live.update(self._view())
         else:
-            shown = [
-                f"{label} {form.format(self._last[key])}" for label, key, form in SHOWN if key in self._last
-            ]
+            shown = [f"{label} {number}" for label, number in self._numbers()]
             total = sum(seconds.values())
             numbers = "  ".join([*shown, f"{total:.1f} s", f"{_clock(self.seconds_left())} left"])
             self.console.print(f"step {self.done}/{self.steps}  {numbers}", soft_wrap=True, highlight=False)
@@ -100,10 +103,18 @@ class StepView:
         finished = max(self.done - self._start, 1)
         return (time.monotonic() - self._began) / finished * (self.steps - self.done)
 
+    def _numbers(self) -> list[tuple[str, str]]:
+        # Where rewards are sampled for, the loss itself says nothing: its mean is about 0 by construction.
+        hidden = "loss/total" if "reward/mean" in self._last else ""
+        return [
+            (label, form.format(self._last[key]))
+            for label, key, form in SHOWN
+            if key in self._last and key != hidden
+        ]
+
     def _view(self) -> Group:
         numbers = Table.grid(padding=(0, 3))
-        present = [(label, form.format(self._last[key])) for label, key, form in SHOWN if key in self._last]
-        numbers.add_row(*(f"[dim]{label}[/] {value}" for label, value in present))
+        numbers.add_row(*(f"[dim]{label}[/] {number}" for label, number in self._numbers()))
         total = sum(self._spent.values()) or 1.0
         split = "  ".join(f"[dim]{stage}[/] {spent / total:.0%}" for stage, spent in self._spent.items())
         return Group(self._bar, numbers, split)

@@ -54,7 +54,7 @@ class Recorder:
         """Records the validation before the first step."""
         if self._writers is not None and metrics:
             self._writers.scalars(0, metrics)
-            self._view.message(f"validation before training: {_score(metrics)}")
+            self._view.message(f"validation before training: {_verdict(metrics)}")
 
     def step(
         self,
@@ -73,7 +73,8 @@ class Recorder:
             return
         total = sum(seconds.values())
         timed = {f"time/{stage}_seconds": spent for stage, spent in seconds.items()}
-        rate = {"time/step_seconds": total, "time/tokens_per_second": metrics["sample/tokens"] / total}
+        tokens = metrics.get("sample/tokens", metrics.get("data/trained_tokens", 0.0))
+        rate = {"time/step_seconds": total, "time/tokens_per_second": tokens / total}
         self._writers.scalars(step, {**metrics, **timed, **rate})
         self._writers.samples(step, samples)
         self._view.step(metrics, seconds)
@@ -83,18 +84,26 @@ class Recorder:
         if self._writers is None:
             return
         plot([self.folder.path], self.folder.curves)
-        scored = [line for line in read_jsonl(self.folder.metrics) if line.get("eval/score") is not None]
+        judged = [line for line in read_jsonl(self.folder.metrics) if _verdict(line)]
         lines = [f"run folder   {self.folder.path}"]
-        if scored:
-            lines.append(f"validation   start {_score(scored[0])}")
-            lines.append(f"             end   {_score(scored[-1])}")
+        if judged:
+            lines.append(f"validation   start {_verdict(judged[0])}")
+            lines.append(f"             end   {_verdict(judged[-1])}")
         lines.append(f"curves       {self.folder.curves}")
         if self._tensorboard:
             lines.append(f"TensorBoard  tensorboard --logdir {self.folder.path}")
         self._view.message("\n".join(lines))
 
 
-def _score(metrics: Mapping[str, float]) -> str:
-    """Returns a validation score with its interval as a sentence shows it."""
-    score, low, high = (metrics[f"eval/score{end}"] for end in ("", "_low", "_high"))
-    return f"{score:.3f}  (95% interval {low:.3f} to {high:.3f}, {metrics['eval/num_prompts']:.0f} prompts)"
+def _verdict(metrics: Mapping[str, float | None]) -> str:
+    """Returns a validation as a sentence shows it: the score with its interval, or the loss; "" if none."""
+    if (score := metrics.get("eval/score")) is not None:
+        low, high = (metrics[f"eval/score_{end}"] for end in ("low", "high"))
+        return (
+            f"{score:.3f}  (95% interval {low:.3f} to {high:.3f}, {metrics['eval/num_prompts']:.0f} prompts)"
+        )
+    if (loss := metrics.get("eval/loss")) is not None:
+        accuracy = metrics.get("eval/accuracy")
+        more = "" if accuracy is None else f"accuracy {accuracy:.3f}, "
+        return f"loss {loss:.4f}  ({more}{metrics['eval/num_examples']:.0f} examples)"
+    return ""

@@ -57,5 +57,6 @@ class Writers:
 
 def _markdown(row: Mapping[str, Any]) -> str:
     quoted = "\n".join(f"    {line}" for line in str(row["response"]).splitlines() or [""])
-    score = f"reward {row['reward']:.3f}, " if "reward" in row else ""
-    return f"**{row['prompt']}**\n\n{quoted}\n\n{score}{row['finish_reason']}"
+    known = [f"reward {row['reward']:.3f}"] if "reward" in row else []
+    known += [row["finish_reason"]] if "finish_reason" in row else []
+    return f"**{row['prompt']}**\n\n{quoted}\n\n{', '.join(known)}"

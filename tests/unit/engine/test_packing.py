@@ -93,7 +93,8 @@ def test_pad_to_leaves_real_tokens_where_they_are() -> None:
 
 def test_blank_trains_nothing() -> None:
     micro_batch = blank(make_batch(), CPU)
-    assert micro_batch.tokens.shape == (1, 1)
+    assert micro_batch.tokens.shape == (1, 2)
+    assert len(micro_batch.batch) == 2, "losses on pairs refuse an odd number of rows"
     assert micro_batch.num_trained == 0
     assert not micro_batch.batch["loss_mask"].any()
     assert len(micro_batch.chosen) == 1

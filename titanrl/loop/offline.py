@@ -1,0 +1,142 @@
+"""Training on fixed answers, whole: rows, score, estimate, weigh, update, report.
+
+Supervised, preference, reward-model and process-reward training, and distillation on a data set.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from titanrl.errors import TrainingError
+from titanrl.loop import exchange
+from titanrl.loop.buffer import assemble_fixed
+from titanrl.loop.data_feed import DataFeed, data_feeds
+from titanrl.loop.estimate import weigh
+from titanrl.loop.fixed import EncodedRow
+from titanrl.loop.run import Clock, Procedure, run
+from titanrl.loop.session import Session
+from titanrl.loop.stages import score_models
+from titanrl.loop.step import estimated, optimize
+from titanrl.metrics import means
+from titanrl.schema import check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tensordict import TensorDict
+
+    from titanrl.config.experiment import Experiment
+
+__all__ = ["train", "train_step", "validate"]
+
+
+def train(experiment: Experiment, *, resume: bool = False) -> Path:
+    """Runs an experiment with [data] to its last step and returns its run folder.
+
+    Raises:
+        ConfigError: what only the data can tell: bad rows, rows that are too long.
+        TrainingError: nothing is left to train on.
+    """
+    procedure = Procedure(feeds=data_feeds, step=train_step, validate=validate, sync=lambda *_: None)
+    return run(procedure, experiment, resume=resume)
+
+
+def train_step(
+    session: Session[DataFeed], step: int, clock: Clock
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Moves the weights by one step; returns its metrics and some of its rows.
+
+    Raises:
+        TrainingError: the filters dropped every group of every draw.
+    """
+    loop, dropped = session.experiment.loop, 0
+    for draw in range(loop.max_resample + 1):
+        with clock("data"):
+            groups, too_long = session.feed.take(loop.prompts_per_step)
+            dropped += too_long
+            local = _local(session, groups, first_group=draw * loop.prompts_per_step)
+        with clock("score"):
+            local = score_models(session, local)
+        with clock("estimate"):
+            whole, batch, metrics = estimated(session, local)
+        if len(batch):
+            break
+    else:
+        raise TrainingError(
+            f"[[algorithm.filter]] dropped every example of {loop.max_resample + 1} draws in step {step}; "
+            "loosen the filter, raise [loop] max_resample, or check the data."
+        )
+    with clock("update"):
+        sums = optimize(session, batch, step)
+    metrics |= means(sums) | _data_metrics(groups, session.feed.epoch, dropped)
+    session.control(metrics, num_sequences=len(whole), step=step)
+    return metrics, _shown(session, groups)
+
+
+def validate(session: Session[DataFeed]) -> dict[str, float]:
+    """Returns the loss of the held-out examples and all that it reports, ``eval/...``; nothing is trained."""
+    assert session.held_out is not None
+    assert session.experiment.evaluation is not None
+    engine = session.engine
+    groups, _ = session.held_out.first(session.experiment.evaluation.num_prompts)
+    if not groups:
+        raise TrainingError("[evaluation.data] holds no example that fits into [training] seq_len; raise it.")
+    # A copy, as estimators may keep a memory of what they have seen.
+    judging = replace(session, experiment=copy.deepcopy(session.experiment))
+    local = score_models(judging, _local(judging, groups, out_of=session.held_out))
+    _, batch, _ = estimated(judging, local)
+    rows = exchange.share(weigh(batch, judging.experiment.algorithm), engine.dp_rank, engine.dp_degree)
+    sums = engine.measure(rows, session.objective, session.coefficients())
+    judged = {name: value for name, value in means(sums).items() if not name.startswith("update/")}
+    names = {"loss/total": "eval/loss"}
+    metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in judged.items()}
+    return metrics | {"eval/num_examples": float(len(groups))}
+
+
+def _local(
+    session: Session[DataFeed],
+    groups: Sequence[Sequence[EncodedRow]],
+    *,
+    first_group: int = 0,
+    out_of: DataFeed | None = None,
+) -> TensorDict:
+    """Returns this rank's share of the groups as a batch."""
+    feed = session.feed if out_of is None else out_of
+    batch = assemble_fixed(groups, out_keys=feed.settings.out_keys, first_group=first_group)
+    check(batch, "sample", feed.settings.out_keys)
+    mine = session.share_of(len(groups))
+    start, stop = (sum(map(len, groups[:end])) for end in (mine.start, mine.stop))
+    return batch[start:stop]
+
+
+def _data_metrics(groups: Sequence[Sequence[EncodedRow]], epoch: float, dropped: int) -> dict[str, float]:
+    rows = [row for group in groups for row in group]
+    lengths = [len(row.ids) for row in rows]
+    return {
+        "data/epoch": epoch,
+        "data/rows": float(len(rows)),
+        "data/row_tokens_mean": sum(lengths) / len(lengths),
+        "data/row_tokens_max": float(max(lengths)),
+        "data/trained_tokens": float(sum(sum(row.trained) for row in rows)),
+        "data/dropped": float(dropped),
+    }
+
+
+def _shown(session: Session[DataFeed], groups: Sequence[Sequence[EncodedRow]]) -> list[dict[str, Any]]:
+    """Returns the first rows of the step as texts, what is trained apart from what comes before."""
+    decode = session.tokens.decode_prompt
+    rows = [(number, row) for number, group in enumerate(groups) for row in group]
+    return [
+        {
+            "prompt": decode(row.ids[: row.trained.index(True)]),
+            "response": decode(row.ids[row.trained.index(True) :]),
+            "trained_tokens": sum(row.trained),
+            "tokens": len(row.ids),
+            "group": number,
+            **row.scalars,
+        }
+        for number, row in rows[: session.experiment.report.samples_per_step]
+    ]

@@ -1,0 +1,100 @@
+"""A run from its folder to its last step, whatever a step is made of."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+from titanrl.config.dump import to_table
+from titanrl.engine import start
+from titanrl.loop import exchange
+from titanrl.loop.session import Feed, Session, open_session
+from titanrl.report.folder import RunFolder
+from titanrl.report.recorder import Recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from titanrl.config.experiment import Experiment
+    from titanrl.loop.tokens import Tokens
+
+__all__ = ["Clock", "Procedure", "run"]
+
+
+class Clock:
+    """Seconds spent by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure(Generic[Feed]):
+    """What one way of training does between the start of a run and its end."""
+
+    feeds: Callable[[Experiment, Tokens], tuple[Feed, Feed | None]]
+    """Opens what is trained on, and what is held out."""
+    step: Callable[[Session[Feed], int, Clock], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
+    """Moves the weights by one step; returns its metrics and a few of its rows for samples.jsonl."""
+    validate: Callable[[Session[Feed]], dict[str, float]]
+    """Returns metrics of what is held out."""
+    sync: Callable[[Session[Feed], int], None]
+    """Tells whoever samples that the weights are those of a version."""
+
+
+def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> Path:
+    """Runs an experiment to its last step and returns its run folder.
+
+    Args:
+        experiment: a checked experiment.
+        resume: carry on from the newest whole checkpoint of the newest run of that name.
+    """
+    experiment = copy.deepcopy(experiment)  # its controllers hold state
+    table, report, steps = experiment.run, experiment.report, experiment.loop.steps
+    start()
+    folder = RunFolder(exchange.agree(RunFolder.choose(table.folder, table.name, resume=resume)))
+    with closing(open_session(experiment, folder.path, procedure.feeds, resume=resume)) as session:
+        done = session.state.step
+        if session.is_main and not resume:
+            folder.write_identity(to_table(experiment), table.seed)
+        with Recorder(
+            folder, steps=steps, done=done, enabled=session.is_main,
+            tensorboard=report.tensorboard, progress=report.progress,
+        ) as recorder:  # fmt: skip
+            procedure.sync(session, done)
+            if done == 0 and _is_due(session):
+                recorder.validation(procedure.validate(session))
+            for step in range(done, steps):
+                clock = Clock()
+                metrics, samples = procedure.step(session, step, clock)
+                session.state.step = step + 1
+                with clock("sync"):
+                    procedure.sync(session, step + 1)
+                if _is_due(session):
+                    with clock("validate"):
+                        metrics |= procedure.validate(session)
+                with clock("checkpoint"):
+                    session.save()
+                recorder.step(step + 1, metrics, clock.seconds, samples)
+            recorder.finish()
+    return folder.path
+
+
+def _is_due(session: Session[Any]) -> bool:
+    """Whether what is held out is judged now: before the first step, every so many, after the last."""
+    settings, step = session.experiment.evaluation, session.state.step
+    if settings is None:
+        return False
+    return step in (0, session.experiment.loop.steps) or bool(settings.every and step % settings.every == 0)

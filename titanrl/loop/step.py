@@ -1,0 +1,45 @@
+"""The stages of a step that sampled and fixed answers share: local rows -> estimated batch -> new weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from titanrl.loop import exchange
+from titanrl.loop.estimate import estimate, weigh
+from titanrl.loop.minibatches import minibatches
+from titanrl.loop.reference_point import set_reference_point
+from titanrl.metrics import Sums, add
+from titanrl.schema import check
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.loop.session import Session
+
+__all__ = ["estimated", "optimize"]
+
+
+def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, TensorDict, dict[str, float]]:
+    """Returns the scored rows of all ranks, those of them that are trained on with their estimates, metrics.
+
+    Args:
+        local: this rank's rows as stage `score` leaves them.
+    """
+    engine = session.engine
+    whole = exchange.gather(local, engine.dp_group, engine.dp_degree)
+    whole = set_reference_point(session, whole)
+    check(whole, "score", session.scored_keys)
+    batch, metrics = estimate(whole, session.experiment.algorithm)
+    check(batch, "estimate")
+    return whole, batch, metrics
+
+
+def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
+    """Makes the optimizer steps of a batch and returns the sums of their metrics."""
+    engine, loop, sums = session.engine, session.experiment.loop, Sums()
+    for part in minibatches(batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step):
+        weighed = weigh(part, session.experiment.algorithm)
+        check(weighed, "weigh", ("loss_weight",))
+        rows = exchange.share(weighed, engine.dp_rank, engine.dp_degree)
+        sums = add(sums, engine.update(rows, session.objective, session.coefficients()))
+    return sums
