@@ -18,7 +18,7 @@ __all__ = ["Dataset", "Examples"]
 @register("source", "dataset")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Examples to train on as they stand: conversations, preference pairs, rankings, judged answers or steps.
+    """Reads examples that are trained on as they stand: conversations, preference pairs, judged answers.
 
     Columns of a record, by format; a text is a string or a list of chat messages (role, content):
 

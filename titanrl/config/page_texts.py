@@ -90,10 +90,10 @@ KINDS = {
     ),
     "source": Kind(
         "Sources",
-        "[prompts] and [evaluation.prompts]",
-        "settings.open() -> a sequence of prompts",
-        "Where prompts come from. A source is a resource rather than a formula; tests/unit/sources reads "
-        "from each one.",
+        "[prompts] and [data], [evaluation.prompts] and [evaluation.data]",
+        "settings.open() -> a sequence of prompts, or of fixed rows",
+        "Where prompts come from, or answers that stand already. A source is a resource rather than a "
+        "formula; tests/unit/sources reads from each one.",
     ),
 }
 
