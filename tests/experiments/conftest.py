@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from titanrl.config import load
-from titanrl.loop import loop
+from titanrl.loop import loop, run
 from titanrl.models import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def train(write: Write, monkeypatch: pytest.MonkeyPatch) -> Train:
     def train(preset: str, adds: str = REWARDS, overrides: Sequence[str] = ()) -> Trained:
         sessions: list[Any] = []
         before: dict[str, torch.Tensor] = {}
-        open_session = loop.open_session
+        open_session = run.open_session
 
         def opened(*arguments: Any, **options: Any) -> Any:
             session = open_session(*arguments, **options)
@@ -113,9 +113,9 @@ def train(write: Write, monkeypatch: pytest.MonkeyPatch) -> Train:
             return session
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "open_session", opened)
-            run = loop.train(load(write(preset, adds), overrides))
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            patch.setattr(run, "open_session", opened)
+            folder = loop.train(load(write(preset, adds), overrides))
+        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return Trained(steps, before, dict(sessions[0].engine.weights()), sessions[0])
 
     return train
