@@ -50,11 +50,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     models["value"] = str(tiny.create(folder / "value", head="value", scale=0.2))
     alone = {kind: {"model": model, "starve": 1, "shares": 2} for kind, model in models.items()}
     alone["value"]["head"] = "value"
+    teacher = tiny.create(folder / "teacher", tied=False, layers=1, hidden=16, scale=0.4, seed=1)
+    alone["distill"] = alone["untied"] | {"teacher": str(teacher)}
     rounded = {"model": models["tied"], "precision": "bfloat16", "shares": 2, "steps": 1}
     both = {
         f"{mesh} {kind}": alone[kind] | {"parallelism": degrees}
         for mesh, degrees in MESHES.items()
-        for kind in models
+        for kind in alone
         if (mesh, kind) not in LEFT_OUT
     }
     four = {"fsdp tensor untied": alone["untied"] | {"parallelism": {"tensor_parallel_degree": 2}}}
@@ -68,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 CASES = [
     (2, f"{mesh} {kind}")
     for mesh in MESHES
-    for kind in ("tied", "untied", "value")
+    for kind in ("tied", "untied", "value", "distill")
     if (mesh, kind) not in LEFT_OUT
 ]
 

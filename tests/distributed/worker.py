@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 import titanrl
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig, set_threads
+from titanrl.engine.settings import FrozenModel
 from titanrl.objective import Objective
 
 LENGTH = 40
@@ -92,6 +93,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         EngineConfig(
             model=case["model"],
             head=case.get("head", "language"),
+            frozen={"teacher": FrozenModel(case["teacher"], top_k=7)} if "teacher" in case else {},
             temperature=case.get("temperature", 1.0),
             steps=10,
             training=Training(
@@ -106,6 +108,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     )
     if case.get("head") == "value":
         objective, keys = Objective(loss=titanrl.build("loss", {"name": "value"})), ("value",)
+    elif "teacher" in case:
+        distill = titanrl.build("loss", {"name": "topk_distill", "direction": "jsd"})
+        objective, keys = Objective(loss=distill), ("logprob", "entropy")
     else:
         clipped, kl = titanrl.build("loss", {"name": "ppo_clip"}), titanrl.build("kl", {"name": "k3"})
         objective, keys = Objective(loss=clipped, kl=kl), ("logprob", "entropy")
@@ -121,9 +126,13 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         rows = share(batch, engine.dp_rank, engine.dp_degree, starve=starve)
         rows["ref_logprob"] = rows["old_logprob"]
         scores.append(engine.score(rows, keys) | {"group_id": rows["group_id"]})
+        if "teacher" in case:
+            found = engine.frozen["teacher"].score(rows, ("likeliest_ids", "likeliest_logprob"))
+            rows["candidate_ids"], rows["candidate_logprob"] = found.values()
+            scores[-1] |= found
         metrics = engine.update(rows, objective, (0.05, 0.0))
         losses.append(metrics["loss/total"][0])
-        counts.append(metrics["loss/clip_fraction"][1])
+        counts.append(metrics["loss/entropy"][1] if "teacher" in case else metrics["loss/clip_fraction"][1])
     weights = dict(engine.weights())
     engine.close()
     return {"losses": losses, "scores": scores, "gradients": gradients, "counts": counts, "weights": weights}

@@ -61,7 +61,8 @@ class Engine:
             backend=config.compile.backend if compiles else None,
         )
         self.frozen: dict[str, Role] = {
-            name: self._role(each.path, frozen_dtype=each.dtype) for name, each in config.frozen.items()
+            name: self._role(each.path, frozen_dtype=each.dtype, top_k=each.top_k)
+            for name, each in config.frozen.items()
         }
         """Models that are only scored, by the name of their role: the reference, a teacher."""
         self._checkpoints = None
@@ -69,7 +70,12 @@ class Engine:
             self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, state)
 
     def _role(
-        self, folder: str, *, head: Literal["language", "value"] = "language", frozen_dtype: str | None = None
+        self,
+        folder: str,
+        *,
+        head: Literal["language", "value"] = "language",
+        frozen_dtype: str | None = None,
+        top_k: int = 0,
     ) -> Role:
         """Returns the model of ``folder``: trainable, or in ``frozen_dtype`` without gradients."""
         config = self._config
@@ -89,6 +95,7 @@ class Engine:
             max_tokens=config.training.max_tokens_per_microbatch,
             temperature=config.temperature,
             kernels=self._kernels,
+            top_k=top_k,
         )
 
     @property

@@ -27,6 +27,8 @@ class Request(NamedTuple):
     """[S, K] int64, token ids whose log-probs are wanted."""
     temperature: float = 1.0
     kernels: ops.Kernels = ops.EAGER
+    top_k: int = 0
+    """Likeliest tokens that are wanted too."""
 
 
 class Head(Linear):  # type: ignore[misc]  # torchtitan has no types
@@ -101,6 +103,7 @@ class TokenHead(Head):
             group=self._group,
             vocab_start=self._vocab_start,
             kernels=request.kernels,
+            top_k=request.top_k,
         )
 
 

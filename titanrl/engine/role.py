@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,18 +25,32 @@ from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Role", "gathered"]
 
+Answer: TypeAlias = TokenStatistics | torch.Tensor
+"""What a head answers: a policy's statistics, or the values [S] of a value model."""
+
 
 class Role:
     """A model's outputs: log-probs at the sampling temperature, or the values of a value model."""
 
     def __init__(
-        self, model: Model, mesh: Mesh, *, max_tokens: int, temperature: float, kernels: Kernels = EAGER
+        self,
+        model: Model,
+        mesh: Mesh,
+        *,
+        max_tokens: int,
+        temperature: float,
+        kernels: Kernels = EAGER,
+        top_k: int = 0,
     ) -> None:
+        """Args:
+        max_tokens: of a micro-batch. top_k: likeliest tokens of each trained position that ``score`` knows.
+        """
         self.model = model
         self.mesh = mesh
         self._max_tokens = max_tokens
         self._temperature = temperature
         self._kernels = kernels
+        self._top_k = top_k
 
     def micro_batches(self, batch: TensorDict) -> list[MicroBatch]:
         """Returns this rank's rows as micro-batches; every data-parallel rank gets the same number of them,
@@ -63,21 +78,28 @@ class Role:
 
         Where ``use`` returns a scalar, it is back-propagated before the next micro-batch is computed.
         """
+        self._run(micro_batches, lambda answer, micro_batch: use(outputs(answer, micro_batch), micro_batch))
+
+    def _run(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        use: Callable[[Answer, MicroBatch], torch.Tensor | None],
+    ) -> None:
         trains = torch.is_grad_enabled()
         if self.model.stages:
 
             def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
                 with self.model.head.request(self.request(micro_batch)):
-                    found = outputs(self.model.head(hidden), micro_batch)
-                loss = use(found, micro_batch)
-                return found.logprob.new_zeros(()) if loss is None else loss
+                    answer = self.model.head(hidden)
+                loss = use(answer, micro_batch)
+                return torch.zeros((), device=hidden.device) if loss is None else loss
 
             run_pipeline(self.model, micro_batches, hook, trains=trains)
             return
         for index, micro_batch in enumerate(micro_batches):
             if trains:
                 self._keep_gathered(index + 1 < len(micro_batches))
-            loss = use(self.forward(micro_batch), micro_batch)
+            loss = use(self._forward(micro_batch), micro_batch)
             if loss is not None:
                 torch.autograd.backward(loss)
 
@@ -92,14 +114,14 @@ class Role:
                 part.set_requires_gradient_sync(not more)
                 part.set_reshard_after_backward(not more)
 
-    def forward(self, micro_batch: MicroBatch) -> PolicyOutputs:
-        """Returns [B, L] float32 outputs, 0 where masked; gradients flow where grad mode is on."""
+    def _forward(self, micro_batch: MicroBatch) -> Answer:
+        """Returns what the head answers; gradients flow where grad mode is on."""
         masks = attention_masks(self.model.inner_attention, [micro_batch.layout])
         with self.model.head.request(self.request(micro_batch)):
-            answer = self.model.parts[0](
+            answer: Answer = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
             )
-        return outputs(answer, micro_batch)
+        return answer
 
     def request(self, micro_batch: MicroBatch) -> Request:
         """Returns what the head is asked for.
@@ -110,16 +132,18 @@ class Role:
         ids = batch["labels"].flatten()[place].unsqueeze(-1)
         if "candidate_ids" in batch:
             ids = torch.cat([ids, batch["candidate_ids"].flatten(0, 1)[place]], dim=-1)
-        return Request(micro_batch.chosen, ids, self._temperature, self._kernels)
+        return Request(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k)
 
     @torch.no_grad()
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
-        """Returns {key: [N, L(, K)] float32 on the CPU, 0 where masked} at the current weights; a collective.
+        """Returns {key: [N, L(, K)] on the CPU, 0 where masked} at the current weights; a collective.
 
         The numbers are those of the update's first forward pass, bit for bit, when it is given the same rows.
 
         Args:
-            batch: this rank's N rows: input_ids, labels, loss_mask, group_id. keys: fields of PolicyOutputs.
+            batch: this rank's N rows: input_ids, labels, loss_mask, group_id.
+            keys: fields of PolicyOutputs; of a role with top_k also ``likeliest_ids``, int64, and
+                ``likeliest_logprob``, [N, L, top_k].
         """
         needed = [
             key for key in ("input_ids", "labels", "loss_mask", "group_id", "candidate_ids") if key in batch
@@ -128,16 +152,17 @@ class Role:
         shape = rows["labels"].shape
         scored: dict[str, torch.Tensor] = {}
 
-        def use(values: PolicyOutputs, micro_batch: MicroBatch) -> None:
+        def use(answer: Answer, micro_batch: MicroBatch) -> None:
+            values = outputs(answer, micro_batch)._asdict() | likeliest(answer, micro_batch)
             for key in keys:
-                value = getattr(values, key)
+                value = values.get(key)
                 if value is None:
                     raise ValueError(f"cannot score {key!r}: this model does not compute it.")
-                target = scored.setdefault(key, torch.zeros((*shape, *value.shape[2:])))
+                target = scored.setdefault(key, torch.zeros((*shape, *value.shape[2:]), dtype=value.dtype))
                 if len(micro_batch.rows):
                     target[micro_batch.rows, : value.shape[1]] = value.cpu()
 
-        self.run(self.micro_batches(rows), use)
+        self._run(self.micro_batches(rows), use)
         self.reshard()
         return from_last_stage(scored, self.mesh.pp_group)
 
@@ -147,27 +172,40 @@ class Role:
             module.reshard()
 
 
-def outputs(answer: TokenStatistics | torch.Tensor, micro_batch: MicroBatch) -> PolicyOutputs:
+def outputs(answer: Answer, micro_batch: MicroBatch) -> PolicyOutputs:
     """Returns what a head answered for the chosen tokens at their places in [B, L].
 
     Args:
         answer: a policy's statistics, or the values [S] of a value model, whose logprob is 0 everywhere.
     """
-    shape, place = micro_batch.batch["labels"].shape, micro_batch.place
-
-    def at_places(value: torch.Tensor) -> torch.Tensor:
-        flat = value.new_zeros(shape.numel(), *value.shape[1:])
-        return flat.index_copy(0, place, value).view(*shape, *value.shape[1:])
-
     if isinstance(answer, torch.Tensor):
-        return PolicyOutputs(logprob=answer.new_zeros(shape), value=at_places(answer))
-    logprob = at_places(answer.logprob)
+        value = at_places(answer, micro_batch)
+        return PolicyOutputs(logprob=torch.zeros_like(value), value=value)
+    logprob = at_places(answer.logprob, micro_batch)
     return PolicyOutputs(
         logprob=logprob[..., 0],
-        entropy=at_places(answer.entropy),
-        sum_pi_squared=at_places(answer.sum_pi_squared),
+        entropy=at_places(answer.entropy, micro_batch),
+        sum_pi_squared=at_places(answer.sum_pi_squared, micro_batch),
         candidate_logprob=logprob[..., 1:] if logprob.shape[-1] > 1 else None,
     )
+
+
+def likeliest(answer: Answer, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+    """Returns the likeliest tokens and their log-probs at their places in [B, L, K]; nothing if none were
+    asked for."""
+    if isinstance(answer, torch.Tensor) or not answer.likeliest_ids.shape[-1]:
+        return {}
+    return {
+        "likeliest_ids": at_places(answer.likeliest_ids, micro_batch),
+        "likeliest_logprob": at_places(answer.likeliest_logprob, micro_batch),
+    }
+
+
+def at_places(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    """Returns [S, ...] numbers of the chosen tokens at their places in [B, L, ...], 0 elsewhere."""
+    shape = micro_batch.batch["labels"].shape
+    flat = value.new_zeros(shape.numel(), *value.shape[1:])
+    return flat.index_copy(0, micro_batch.place, value).view(*shape, *value.shape[1:])
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class FrozenModel:
     """Hugging Face folder."""
     dtype: str = "float32"
     """Precision of its weights in memory."""
+    top_k: int = 0
+    """Likeliest tokens of each trained position that it is scored for; a policy's head only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from titanrl.ops.likeliest import likeliest
+
 __all__ = [
     "CHUNK",
     "EAGER",
@@ -34,6 +36,10 @@ class TokenStatistics(NamedTuple):
     """[S] nats, differentiable."""
     sum_pi_squared: torch.Tensor
     """[S] sum of the squared probabilities; no gradient."""
+    likeliest_ids: torch.Tensor
+    """[S, top_k] int64, the likeliest tokens, the most likely first."""
+    likeliest_logprob: torch.Tensor
+    """[S, top_k] their log-probs; no gradient."""
 
 
 class RowStatistics(NamedTuple):
@@ -110,8 +116,11 @@ def token_statistics(
     group: Group = None,
     vocab_start: int = 0,
     kernels: Kernels = EAGER,
+    top_k: int = 0,
 ) -> TokenStatistics:
     """Returns log softmax(hidden @ weight.T / temperature) at ``ids`` with entropy and sum of squares.
+
+    And at the ``top_k`` likeliest tokens, if any are wanted.
 
     The gradient to ``hidden`` is partial over ``group``: its sum over the ranks is the gradient.
 
@@ -120,7 +129,7 @@ def token_statistics(
         ids: [S, K] int64 token ids.
     """
     values = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, ids, temperature, group, vocab_start, kernels
+        hidden, weight, ids, temperature, group, vocab_start, kernels, top_k
     )
     return TokenStatistics(*values)
 
@@ -136,7 +145,8 @@ class _TokenStatistics(torch.autograd.Function):
         group: Group,
         vocab_start: int,
         kernels: Kernels,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        top_k: int,
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         local = ids - vocab_start
         mine = (local >= 0) & (local < weight.shape[0])
@@ -144,6 +154,7 @@ class _TokenStatistics(torch.autograd.Function):
         logprob = hidden.new_empty(ids.shape, dtype=torch.float32)
         entropy, squares = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
         log_normaliser = logprob.new_empty(len(hidden), 1)
+        best_ids, best = ids.new_empty(len(hidden), top_k), logprob.new_empty(len(hidden), top_k)
         for part in _parts(len(hidden)):
             logits = hidden[part] @ weight.t()
             picked = logits.gather(-1, local[part]).float() / temperature
@@ -155,15 +166,18 @@ class _TokenStatistics(torch.autograd.Function):
             logprob[part] = picked - log_normaliser[part]
             entropy[part] = (log_normaliser[part] - rows.weighted / rows.total).squeeze(-1)
             squares[part] = (rows.squares / rows.total.square()).squeeze(-1)
+            if top_k:
+                top = likeliest(logits, top_k, group=group, vocab_start=vocab_start)
+                best_ids[part], best[part] = top.ids, top.logits / temperature - log_normaliser[part]
         ctx.save_for_backward(hidden, weight, local, mine, log_normaliser, entropy)
         ctx.temperature, ctx.kernels = temperature, kernels
-        ctx.mark_non_differentiable(squares)
-        return logprob, entropy, squares
+        ctx.mark_non_differentiable(squares, best_ids, best)
+        return logprob, entropy, squares, best_ids, best
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, local, mine, log_normaliser, entropy = ctx.saved_tensors
-        by_logprob, by_entropy, _ = gradients
+        by_logprob, by_entropy, *_ = gradients
         if by_logprob is None:
             by_logprob = torch.zeros(local.shape, device=hidden.device)
         by_logprob = by_logprob.float()
@@ -190,7 +204,7 @@ class _TokenStatistics(torch.autograd.Function):
                 weight_gradient.addmm_(gradient.t(), hidden[part])
             else:
                 weight_gradient.add_(gradient.t() @ hidden[part])
-        return hidden_gradient, weight_gradient.to(weight.dtype), None, None, None, None, None
+        return hidden_gradient, weight_gradient.to(weight.dtype), *[None] * 6
 
 
 def _parts(length: int) -> list[slice]:

@@ -33,7 +33,7 @@ def test_head_equals_log_softmax_in_float64(temperature: float) -> None:
     hidden, weight, ids, *_ = inputs()
     found = token_statistics(hidden, weight, ids, temperature=temperature)
     wanted = reference(hidden.double(), weight.double(), ids, temperature)
-    for value, expected in zip(found, wanted, strict=True):
+    for value, expected in zip(found[:3], wanted, strict=True):
         torch.testing.assert_close(value.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -65,6 +65,26 @@ def test_head_gives_a_repeated_id_both_gradients() -> None:
     logprob, *_ = reference(exact, weight.detach().double(), ids, 1.0)
     (logprob * by_logprob[:, :2]).sum().backward()
     torch.testing.assert_close(hidden.grad.double(), exact.grad, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_head_finds_the_likeliest_tokens_and_their_logprobs(temperature: float) -> None:
+    hidden, weight, ids, *_ = inputs(7)
+    found = token_statistics(hidden, weight, ids, temperature=temperature, top_k=5)
+    log_pi = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
+    wanted = log_pi.topk(5, dim=-1)
+    assert torch.equal(found.likeliest_ids, wanted.indices)
+    torch.testing.assert_close(found.likeliest_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
+    assert not found.likeliest_logprob.requires_grad
+
+
+def test_head_asked_for_the_likeliest_tokens_gives_the_same_gradients() -> None:
+    gradients = []
+    for top_k in (0, 5):
+        hidden, weight, ids, by_logprob, _ = inputs(8)
+        (token_statistics(hidden, weight, ids, top_k=top_k).logprob * by_logprob).sum().backward()
+        gradients.append((hidden.grad, weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_head_survives_large_logits() -> None:
