@@ -25,11 +25,21 @@ SAMPLED: tuple[BatchKey, ...] = (
 FIXED: tuple[BatchKey, ...] = ("input_ids", "labels", "loss_mask", "group_id", "row_id")
 """What every source of fixed rows writes in the place of stage `sample`; its out_keys come on top."""
 
-DATA_KEYS: tuple[BatchKey, ...] = ("reward", "margin", "token_reward", "candidate_ids", "candidate_logprob")
+DATA_KEYS: tuple[BatchKey, ...] = ("reward", "margin", "token_reward")
 """What only the data can bring where no answers are sampled."""
 
 POLICY_KEYS = ("old_logprob", "old_entropy", "sum_pi_squared")
 """What one scoring pass of the policy can write; each is written only when something reads it."""
+
+TEACHER_KEYS: tuple[BatchKey, ...] = ("teacher_logprob", "candidate_ids", "candidate_logprob")
+"""What one scoring pass of the teacher can write; each is written only when something reads it."""
+
+IDLE = {
+    "reference": "is read by no component; remove the table, or add [algorithm.kl].",
+    "teacher": "is read by no component; remove the table, or choose loss 'topk_distill' or advantage "
+    "'teacher_kl'.",
+}
+"""What is said of a role that nobody reads."""
 
 TWO_POLICY = "two-policy mode"
 """Who writes old_logprob where the sampler's log-probs are the old ones."""
@@ -87,6 +97,9 @@ def flows(
         if "reference_point" in wanted:
             reads = ("input_ids", "labels", "loss_mask")
             score.append(Flow("score", "reference point", "reference", reads, ("reference_point",)))
+    if "teacher" in roles:
+        writes = tuple(key for key in TEACHER_KEYS if key in wanted and key not in rows.writes)
+        score.append(Flow("score", "teacher", "teacher", ("input_ids", "labels"), writes))
     sample = [rows]
     if "baseline_reward" in wanted and data is None:
         sample.append(Flow("sample", "greedy answers, scored", "sampler", (), ("baseline_reward",)))
@@ -104,11 +117,10 @@ def check_flow(flow: Sequence[Flow]) -> list[Problem]:
                 problems.append(Problem(actor.table, text))
         written.update(actor.writes)
     read = {key for actor in flow for key in actor.reads}
-    idle = "is read by no component; remove the table, or add [algorithm.kl]."
     problems += [
-        Problem("reference", idle)
+        Problem(actor.table, IDLE[actor.table])
         for actor in flow
-        if actor.table == "reference" and not read.intersection(actor.writes)
+        if actor.table in IDLE and not read.intersection(actor.writes)
     ]
     return problems
 
@@ -123,7 +135,7 @@ def scored_keys(flow: Sequence[Flow], optimizer_steps: int) -> tuple[frozenset[s
     early = {key for actor in flow for key in actor.reads if actor.stage != "update"}
     on_policy = optimizer_steps == 1 and "old_logprob" not in early
     on_policy = on_policy and all(actor.actor != TWO_POLICY for actor in flow)
-    computed = {key for actor in flow if actor.table in ("model", "reference") for key in actor.writes}
+    computed = {key for actor in flow if actor.table in ("model", *IDLE) for key in actor.writes}
     return frozenset(str(key) for key in computed if not (on_policy and key == "old_logprob")), on_policy
 
 
@@ -179,6 +191,8 @@ def _remedy(key: BatchKey, flow: Sequence[Flow]) -> str:
         return " before it; order the tables so that the writer comes first."
     if key in ("ref_logprob", "reference_point"):
         return "; add a [reference] table."
+    if key in TEACHER_KEYS:
+        return "; add a [teacher] table."
     fixed = next((actor for actor in flow if actor.table == "data"), None)
     if fixed is not None and (key in DATA_KEYS or key in SAMPLED):
         brought = ", ".join(map(key_name, fixed.writes))

@@ -18,7 +18,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
     Args:
         world_size: processes that will run it; None: not known yet.
     """
-    problems = [*_models(experiment), *_packages(experiment)]
+    problems = [*_models(experiment), *_tokenizers(experiment), *_packages(experiment)]
     if world_size is not None:
         problems += _ranks(experiment, world_size)
     return problems
@@ -30,6 +30,8 @@ def _models(experiment: Experiment) -> list[Problem]:
     folders = {"model": experiment.model.path}
     if experiment.reference is not None and experiment.reference.path is not None:
         folders["reference"] = experiment.reference.path
+    if experiment.teacher is not None:
+        folders["teacher"] = experiment.teacher.path
     problems, infos = [], {}
     for table, path in folders.items():
         try:
@@ -44,9 +46,36 @@ def _models(experiment: Experiment) -> list[Problem]:
         if info.vocab_size != infos.get("model", info).vocab_size:
             text = f"must have the model's {infos['model'].vocab_size} token ids, got {info.vocab_size}."
             problems.append(Problem(table, text, "path"))
+        top_k = experiment.teacher.top_k if table == "teacher" and experiment.teacher is not None else None
+        if top_k is not None and top_k > info.vocab_size:
+            text = f"must be <= {info.vocab_size}, the teacher's token ids, got {top_k}."
+            problems.append(Problem("teacher", text, "top_k"))
         if info.is_value_model and not (table == "model" and experiment.model.head == "value"):
             text = f"must be a language model, got {info.architecture}, whose head gives one number."
             problems.append(Problem(table, text, "path"))
+    return problems
+
+
+def _tokenizers(experiment: Experiment) -> list[Problem]:
+    """Returns a Problem for a frozen model that reads ids otherwise than the policy writes them."""
+    from titanrl.models import vocabulary
+
+    problems = []
+    for name in ("reference", "teacher"):
+        path = getattr(getattr(experiment, name), "path", None)
+        if path is None or path == experiment.model.path:
+            continue
+        try:
+            ours, theirs = vocabulary(experiment.model.path), vocabulary(path)
+        except ConfigError:
+            continue  # What is wrong with the folder has been said.
+        differing = sorted(ours.items() ^ theirs.items(), key=lambda each: each[1])
+        if differing:
+            token, number = differing[0]
+            text = (
+                f"must have the model's tokenizer: they differ in {token!r} (id {number}); use such a model."
+            )
+            problems.append(Problem(name, text, "path"))
     return problems
 
 

@@ -48,6 +48,10 @@ label = "no_digit"
 name = "repetition"
 n = 1
 """
+TEACHER = """
+[teacher]
+path = "{folder}/teacher"
+"""
 
 
 class Trained(NamedTuple):
@@ -67,9 +71,10 @@ Train = Callable[..., Trained]
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny model and a few prompts."""
+    """A folder with the tiny model, another one as a teacher, and a few prompts."""
     folder = tmp_path_factory.mktemp("presets")
     tiny.create(folder / "model", scale=0.3)
+    tiny.create(folder / "teacher", layers=1, hidden=16, scale=0.3, seed=1)
     prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     return folder

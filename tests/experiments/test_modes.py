@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.experiments.conftest import Train
+from tests.experiments.conftest import TEACHER, Train
 from titanrl.engine import Engine
 
 
@@ -28,3 +28,20 @@ def test_greedy_answers_are_scored_for_components_that_compare_with_them(train: 
     one = ["loop.steps=1"]
     assert "reward/greedy_mean" in train("remax", overrides=one).steps[0]
     assert "reward/greedy_mean" not in train("rloo", overrides=one).steps[0]
+
+
+LEARNING = ["loop.steps=12", "optimizer.lr=1e-2", "sampler.max_response_tokens=12"]
+
+
+def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Train) -> None:
+    trained = train("on_policy_distill", TEACHER, LEARNING)
+    # teacher_kl's advantage is log teacher - log policy on the policy's own tokens: minus the reverse KL.
+    reverse_kl = [-step["advantage/mean"] for step in trained.steps]
+    assert reverse_kl[0] > 0.5
+    assert reverse_kl[-1] < 0.75 * reverse_kl[0]
+
+
+def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train: Train) -> None:
+    trained = train("gkd", TEACHER, LEARNING)
+    divergence = [step["loss/total"] for step in trained.steps]
+    assert divergence[-1] < 0.6 * divergence[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.experiments.conftest import REWARDS, ROOT, Train, Write
+from tests.experiments.conftest import REWARDS, ROOT, TEACHER, Train, Write
 from titanrl.config import Experiment, load
 from titanrl.registry import name_of
 
@@ -32,6 +32,7 @@ class Row:
     kl: str | None = None
     filter: str | None = None
     correction: str | None = None
+    top_k: int | None = None
     old_logprob: str = "recompute"
     samples: int = 8
     minibatches: int = 1
@@ -95,6 +96,10 @@ ROWS = {
     "entropy_80_20": Row(
         advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", correction="top_entropy"
     ),
+    "gkd": Row(loss="topk_distill(direction=jsd)", aggregation="token_mean", top_k=64, adds=TEACHER),
+    "on_policy_distill": Row(
+        advantage="teacher_kl", loss="importance_sampling", aggregation="token_mean", samples=4, adds=TEACHER
+    ),
     "rft": Row(loss="sft", aggregation="token_mean", filter="best_of_n", samples=16),
 }  # fmt: skip
 
@@ -110,6 +115,7 @@ def as_row(experiment: Experiment, adds: str) -> Row:
         kl=None if kl is None else f"{_said(kl.estimator)} {kl.placement} {kl.coefficient}",
         filter=" ".join(map(str, map(_said, algorithm.filter))) or None,
         correction=" ".join(map(str, map(_said, algorithm.correction))) or None,
+        top_k=None if experiment.teacher is None else experiment.teacher.top_k,
         old_logprob=algorithm.old_logprob,
         samples=settings.samples_per_prompt,
         minibatches=settings.minibatches,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from titanrl.config import Experiment, load
-from titanrl.models.tiny import create
+from titanrl.models.tiny import CHARACTERS, create
 from titanrl.verify import verify
 
 FILE = Path(__file__).parents[2] / "experiments" / "tiny_grpo.toml"
@@ -57,6 +58,40 @@ def test_value_model_is_neither_policy_nor_reference(model: Path, tmp_path: Path
     wrong = "path must be a language model, got LlamaForSequenceClassification, whose head gives one number."
     assert texts(experiment(model, f"model.path={value}")) == f"[model] {wrong}"
     assert texts(experiment(model, f"reference.path={value}")) == f"[reference] {wrong}"
+
+
+def distillation(folder: Path, model: Path, teacher: Path, *overrides: str) -> Experiment:
+    path = folder / "distill.toml"
+    preset = FILE.parent / "algorithms" / "gkd.toml"
+    drop = ["algorithm.advantage", "algorithm.kl", "reference"]
+    path.write_text(f"base = ['{FILE}', '{preset}']\ndrop = {drop}\n[teacher]\npath = '{teacher}'\n")
+    return load(path, [f"model.path={model}", *overrides])
+
+
+def test_teacher_may_have_another_size(model: Path, tmp_path: Path) -> None:
+    teacher = create(tmp_path / "teacher", context=256, layers=1, hidden=16)
+    assert texts(distillation(tmp_path, model, teacher)) == ""
+    small = create(tmp_path / "small", context=128)
+    report = texts(distillation(tmp_path, model, small))
+    assert f"[training] seq_len must be <= 128, the context of {small}, got 256." in report
+
+
+def test_teacher_must_know_as_many_tokens_as_are_asked_for(model: Path, tmp_path: Path) -> None:
+    report = texts(distillation(tmp_path, model, model, "teacher.top_k=1000"))
+    assert re.search(r"\[teacher\] top_k must be <= \d+, the teacher's token ids, got 1000\.", report)
+
+
+@pytest.mark.parametrize("role", ["teacher", "reference"])
+def test_frozen_models_must_have_the_models_tokenizer(model: Path, tmp_path: Path, role: str) -> None:
+    other = create(tmp_path / "other", context=256, characters="10" + CHARACTERS[2:])
+    loaded = (
+        distillation(tmp_path, model, other)
+        if role == "teacher"
+        else experiment(model, f"reference.path={other}")
+    )
+    report = texts(loaded)
+    assert f"[{role}] path must have the model's tokenizer: they differ in '" in report
+    assert "(id 4)" in report
 
 
 def test_package_that_a_component_needs_must_be_installed(

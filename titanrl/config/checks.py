@@ -16,7 +16,7 @@ from titanrl.registry import name_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
-    from titanrl.config.tables import Evaluation, Loop, Model, Reference, Reward
+    from titanrl.config.tables import Evaluation, Loop, Model, Reference, Reward, Teacher
     from titanrl.protocols import DataSettings
 
 __all__ = ["cross_problems"]
@@ -33,9 +33,14 @@ def cross_problems(tables: Mapping[str, Any]) -> list[Problem]:
 
 
 def _dataflow(
-    algorithm: Algorithm, reward: tuple[Reward, ...], reference: Reference | None, data: DataSettings | None
+    algorithm: Algorithm,
+    reward: tuple[Reward, ...],
+    reference: Reference | None,
+    teacher: Teacher | None,
+    data: DataSettings | None,
 ) -> list[Problem]:
-    roles = ("reference",) if reference is not None else ()
+    tables = {"reference": reference, "teacher": teacher}
+    roles = [name for name, table in tables.items() if table is not None]
     return check_flow(flows(algorithm, [(each.label, each.component) for each in reward], roles, data))
 
 

@@ -17,7 +17,7 @@ from titanrl.config.engine_tables import (
     Parallelism,
     Training,
 )
-from titanrl.config.tables import Evaluation, Loop, Model, Reference, Report, Reward, Run
+from titanrl.config.tables import Evaluation, Loop, Model, Reference, Report, Reward, Run, Teacher
 from titanrl.dataflow import Flow, flows, scored_keys
 from titanrl.decode import Component, Extended, gather, settable
 from titanrl.errors import ConfigError, Problem, near
@@ -53,6 +53,8 @@ class Experiment:
     """How rewards become an update."""
     reference: Reference | None = None
     """The frozen anchor; present iff some component reads ref_logprob."""
+    teacher: Teacher | None = None
+    """The frozen model distilled from; present iff some component reads what it writes."""
     loop: Loop
     """How many steps, and of what."""
     evaluation: Evaluation | None = None
@@ -113,7 +115,7 @@ class Experiment:
 
     def flows(self) -> tuple[Flow, ...]:
         """Returns who reads and writes which batch keys, stage by stage."""
-        roles = ("reference",) if self.reference is not None else ()
+        roles = [name for name in ("reference", "teacher") if getattr(self, name) is not None]
         rewards = [(each.label, each.component) for each in self.reward]
         return flows(self.algorithm, rewards, roles, self.data)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from titanrl.algorithm import Algorithm
-from titanrl.dataflow import flows
+from titanrl.dataflow import flows, label
 from titanrl.errors import Problem
 from titanrl.registry import name_of
+
+if TYPE_CHECKING:
+    from titanrl.config.tables import Teacher
+    from titanrl.protocols import DataSettings
 
 __all__ = ["ROLE_CHECKS"]
 
@@ -32,4 +37,21 @@ def _two_policies(algorithm: Algorithm) -> list[Problem]:
     return problems
 
 
-ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (_two_policies,)
+def _teacher_top_k(algorithm: Algorithm, teacher: Teacher | None, data: DataSettings | None) -> list[Problem]:
+    if teacher is None:
+        return []
+    is_wanted = any(
+        actor.table == "teacher" and "candidate_ids" in actor.writes
+        for actor in flows(algorithm, (), ("teacher",), data)
+    )
+    if is_wanted == (teacher.top_k is not None):
+        return []
+    if is_wanted:
+        reader = label(algorithm.loss)
+        text = f"is missing; {reader} reads the teacher's likeliest tokens: say how many, e.g. 64."
+    else:
+        text = f"must be left out where no component reads candidate_ids, got {teacher.top_k}."
+    return [Problem("teacher", text, "top_k")]
+
+
+ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (_two_policies, _teacher_top_k)

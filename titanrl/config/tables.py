@@ -10,7 +10,7 @@ from titanrl.errors import check_range
 from titanrl.protocols import DataSettings, RewardFunction, SourceSettings
 from titanrl.registry import name_of
 
-__all__ = ["Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run"]
+__all__ = ["Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run", "Teacher"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,22 @@ class Reference:
     """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """The frozen model that distillation learns from."""
+
+    path: str
+    """Hugging Face folder: of any size, with the policy's vocabulary and tokenizer."""
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    """Precision of its weights."""
+    top_k: int | None = None
+    """Likeliest tokens of each trained position whose log-probs it gives (K), >= 1; given iff a loss reads
+    ``candidate_ids``. Each costs 12 bytes of memory a position, on every rank."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "top_k", "[1, inf)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,12 @@ class EngineConfig:
     @classmethod
     def of(cls, experiment: Experiment) -> EngineConfig:
         """Returns the engine's part of an experiment."""
-        loop, reference = experiment.loop, experiment.reference
+        loop, reference, teacher = experiment.loop, experiment.reference, experiment.teacher
         frozen = {}
         if reference is not None:
             frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
+        if teacher is not None:
+            frozen["teacher"] = FrozenModel(teacher.path, teacher.dtype, teacher.top_k or 0)
         return cls(
             model=experiment.model.path,
             head=experiment.model.head,

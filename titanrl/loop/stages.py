@@ -72,11 +72,21 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
         batch.update({key: outputs[SCORED[key]] for key in policy})
     if "ref_logprob" in reads:
         batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
+    if teacher := tuple(key for key in TAUGHT if key in reads):
+        outputs = session.engine.frozen["teacher"].score(batch, keys=tuple(TAUGHT[key] for key in teacher))
+        batch.update({key: outputs[TAUGHT[key]] for key in teacher})
     return batch
 
 
 SCORED = {"old_logprob": "logprob", "old_entropy": "entropy", "sum_pi_squared": "sum_pi_squared"}
 """Batch key -> field of PolicyOutputs that it records before the update."""
+
+TAUGHT = {
+    "teacher_logprob": "logprob",
+    "candidate_ids": "likeliest_ids",
+    "candidate_logprob": "likeliest_logprob",
+}
+"""Batch key -> what of the teacher's scores it records."""
 
 
 def sync(session: Session, version: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from titanrl.errors import ConfigError, suggest
 
-__all__ = ["ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "read_json"]
+__all__ = ["ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "read_json", "vocabulary"]
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -117,14 +117,27 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return value
 
 
+def vocabulary(path: str | Path) -> dict[str, int]:
+    """Returns token -> id of a model folder's tokenizer.
+
+    Raises:
+        ConfigError: tokenizer.json can't be read.
+    """
+    return _vocabulary(Path(path) / "tokenizer.json", f"model folder '{path}'")
+
+
 def _num_tokens(path: Path, where: str) -> int:
+    return max(_vocabulary(path, where).values(), default=-1) + 1
+
+
+def _vocabulary(path: Path, where: str) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     try:
-        vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"{where}: tokenizer.json can't be read: {error}.") from None
-    return max(vocabulary.values(), default=-1) + 1
+    return found
 
 
 def _embedding_rows(path: Path, where: str) -> int | None:

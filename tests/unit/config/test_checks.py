@@ -141,6 +141,26 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
             ),
         ),
         (
+            [CLIPPED.format("teacher_logprob")],
+            "loss 'lab_loss' reads 'teacher_logprob', which no stage writes; add a [teacher] table.",
+        ),
+        (
+            ["teacher={path='t'}"],
+            "[teacher] is read by no component; remove the table, or choose loss 'topk_distill' or advantage",
+        ),
+        (
+            [CLIPPED.format("candidate_ids"), "teacher={path='t'}"],
+            (
+                "[teacher] top_k is missing; loss 'lab_loss' reads the teacher's likeliest tokens: say how "
+                "many, e.g. 64."
+            ),
+        ),
+        (
+            [CLIPPED.format("teacher_logprob"), "teacher={path='t', top_k=8}"],
+            "[teacher] top_k must be left out where no component reads candidate_ids, got 8.",
+        ),
+        (["teacher={path='t', top_k=0}"], "[teacher] top_k must be in [1, inf), got 0."),
+        (
             ["algorithm.old_logprob=sampler", "algorithm.loss.name=lab_other_loss"],
             "[algorithm] old_logprob must be 'recompute' where no component reads it, got 'sampler'",
         ),
@@ -180,6 +200,8 @@ def test_optimal_token_baseline_needs_groups(write: Write) -> None:
         ["algorithm.correction=[{name='lab_correction'}]", "algorithm.denominator=kept"],
         ["algorithm.entropy={name='lab_entropy'}"],
         ["algorithm.old_logprob=sampler"],
+        [CLIPPED.format("teacher_logprob"), "teacher={path='t'}"],
+        [CLIPPED.format("candidate_ids"), "teacher={path='t', top_k=8}"],
         ["sampler.top_k=-1"],
     ],
 )
@@ -235,5 +257,7 @@ def test_scored_keys_leave_out_what_nobody_reads(write: Write) -> None:
     assert bare.scored_keys() == (frozenset(), True)
     sampled = load(path, ["algorithm.old_logprob=sampler"])
     assert sampled.scored_keys() == (frozenset({"ref_logprob"}), False)
+    taught = load(path, [CLIPPED.format("candidate_ids"), "teacher={path='t', top_k=8}"])
+    assert taught.scored_keys() == (frozenset({"ref_logprob", "candidate_ids"}), True)
     entropic = load(path, [CLIPPED.format("old_entropy")])
     assert entropic.scored_keys() == (frozenset({"ref_logprob", "old_entropy"}), True)
