@@ -61,7 +61,8 @@ def test_a_step_is_faster_than_trl(tmp_path: Path, benchmark: Any) -> None:
             parts.append(clock.seconds)
             assert metrics["sample/tokens"] == PROMPTS * SAMPLES * TOKENS
             assert metrics["update/skipped"] == 0
-            assert metrics["sample/logprob_gap"] < (1e-4 if dtype == "float32" else 2e-2)
+            # bfloat16 rounds logits of 30 to steps of an eighth, in sampler and trainer alike.
+            assert metrics["sample/logprob_gap"] < (1e-4 if dtype == "float32" else 6e-2)
 
         ours()
         if benchmark.disabled:
