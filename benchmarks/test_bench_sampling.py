@@ -108,7 +108,7 @@ def test_sampling_is_faster_than_generate(name: str, bench: Bench, benchmark: An
 
     answers = ours()
     assert sum(len(answer.ids) for answer in answers) == len(bench.rows) * TOKENS
-    assert bench.gap(answers) < (1e-4 if bench.dtype == "float32" else 2e-2)
+    assert bench.gap(answers) < (1e-4 if bench.dtype == "float32" else 6e-2)
     if benchmark.disabled:
         return
     times: dict[str, list[float]] = {"ours": [], "peer": []}

@@ -167,15 +167,10 @@ class TorchSampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns tokens [R] int64 and their log-probs [R] float32 under what they were drawn from."""
         if temperature is None:
-            logprob = logits.log_softmax(-1)
             tokens = logits.argmax(-1)
-        else:
-            kept = truncate(
-                logits / temperature, top_k=top_k_of(self._settings), top_p=top_p_of(self._settings)
-            )
-            logprob = kept.log_softmax(-1)
-            tokens = draw(logprob, uniforms(seeds, position))
-        return tokens, logprob.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            return tokens, logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        top_k, top_p = top_k_of(self._settings), top_p_of(self._settings)
+        return draw(truncate(logits / temperature, top_k=top_k, top_p=top_p), uniforms(seeds, position))
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Takes the version; the weights are the trainer's own, so none are asked for, on no rank."""

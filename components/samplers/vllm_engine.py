@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titanrl.components.samplers.rules import check_rows, top_k_of, top_p_of
+from titanrl.components.samplers.vllm_draw import draw_by_inversion
 from titanrl.components.samplers.vllm_process import kept_process_state, kept_random_state, vllm_module
 from titanrl.components.samplers.vllm_weights import Repacker, load_documented
 from titanrl.errors import ConfigError
@@ -46,7 +47,10 @@ class VLLMSampler:
             # Or the shutdown that close() avoids would come when the engine is collected.
             self._llm.llm_engine.engine_core._finalizer.detach()
         self._has_weights = host.engine is None
-        self._repacker = Repacker(self._llm.apply_model(_itself)[0]) if self._on_cpu else None
+        self._repacker = None
+        if self._on_cpu:
+            self._repacker = Repacker(self._llm.apply_model(_itself)[0])
+            self._llm.collective_rpc(draw_by_inversion)
 
     def _arguments(self) -> dict[str, Any]:
         settings, host = self._settings, self._host

@@ -1,4 +1,4 @@
-"""Drawing tokens from log-probs."""
+"""Drawing tokens from logits."""
 
 from __future__ import annotations
 
@@ -6,21 +6,50 @@ import torch
 
 __all__ = ["draw", "truncate"]
 
+BLOCK = 256
+"""Tokens whose probabilities are summed before one of them is looked for."""
 
-def draw(logprob: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Returns [R] int64, the first token at which the cumulative probability exceeds ``uniform``.
 
-    A token of probability 0 is never drawn.
+def draw(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns tokens [R] int64 drawn from softmax(logits), and their log-probs [R] float32, nats.
+
+    The token is the first at which the cumulative probability exceeds ``uniform``; one of probability 0 is
+    never drawn.
 
     Args:
-        logprob: [R, V] float32, need not be normalised; -inf excludes a token.
+        logits: [R, V] any float; -inf excludes a token.
         uniform: [R] float64 in [0, 1).
     """
-    cumulative = logprob.exp().cumsum(-1, dtype=torch.float64)
+    # In two steps, for a running sum over a whole vocabulary is slow: which block of tokens, which of them.
+    probability = logits.softmax(-1, dtype=torch.float32)
+    width = min(BLOCK, logits.shape[-1])
+    missing = -logits.shape[-1] % width
+    padded = torch.nn.functional.pad(probability, (0, missing)) if missing else probability
+    blocks = padded.view(len(padded), -1, width)
+    block, left = _first_above(blocks.sum(-1), uniform, of_total=True)
+    within, _ = _first_above(blocks[torch.arange(len(block)), block], left)
+    token = block * width + within
+    return token, probability.gather(-1, token.unsqueeze(-1)).squeeze(-1).log()
+
+
+def _first_above(
+    weight: torch.Tensor, target: torch.Tensor, *, of_total: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns [R] the first column at which the running sum of ``weight`` exceeds ``target``, and what is
+    left of it.
+
+    Args:
+        weight: [R, C] >= 0, not all 0. target: [R] float64 >= 0. of_total: whether it is a share of the sum.
+    """
+    cumulative = weight.double().cumsum(-1)
     total = cumulative[:, -1]
-    # The product may round up to the total, which no token exceeds.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
+    if of_total:
+        target = target * total
+    # Rounding may bring it up to the total, which nothing exceeds.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    column = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
+    before = (cumulative - weight).gather(-1, column).squeeze(-1)
+    return column.squeeze(-1), (target - before).clamp_min(0)
 
 
 def truncate(logits: torch.Tensor, *, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:

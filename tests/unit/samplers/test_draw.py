@@ -70,13 +70,27 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     logprob = torch.tensor([[0.2, 0.0, 0.5, 0.3, 0.0]]).log()
     cases = {0.0: 0, 0.19: 0, 0.21: 2, 0.69: 2, 0.71: 3, 1 - 2**-53: 3}
     for uniform, token in cases.items():
-        assert draw(logprob, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token], uniform
+        tokens, found = draw(logprob + 7, torch.tensor([uniform], dtype=torch.float64))
+        assert tokens.tolist() == [token], uniform
+        torch.testing.assert_close(found, logprob[:, token])
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 700, 1024])
+def test_draw_over_many_blocks_is_that_of_one_running_sum(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 3 * torch.randn(200, vocabulary, generator=generator)
+    logits[:, 1] = -torch.inf
+    uniform = torch.rand(200, dtype=torch.float64, generator=generator)
+    tokens, logprob = draw(logits, uniform)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    torch.testing.assert_close(tokens, torch.searchsorted(cumulative, uniform[:, None], right=True)[:, 0])
+    torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
 
 
 def test_draw_never_takes_an_impossible_token() -> None:
     logprob = torch.tensor([[0.0, 1.0, 0.0]]).log()
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    assert draw(logprob.expand(2, -1), ends).tolist() == [1, 1]
+    assert draw(logprob.expand(2, -1), ends)[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
