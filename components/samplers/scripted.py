@@ -58,6 +58,7 @@ class ScriptedSampler:
         self._settings = settings
         self._host = host
         self.version = 0
+        self.weight_dtype = None
 
     def sample(
         self,

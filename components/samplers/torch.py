@@ -80,6 +80,7 @@ class TorchSampler:
         self._engine = engine
         self._stops = frozenset(host.eos_ids) | frozenset(settings.stop_token_ids)
         self.version = 0
+        self.weight_dtype = None
 
     def sample(
         self,

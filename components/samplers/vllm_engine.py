@@ -38,6 +38,7 @@ class VLLMSampler:
         self._sleeps = settings.sleep != "off" and not self._on_cpu
         self._is_asleep = False
         self.version = 0
+        self.weight_dtype = getattr(torch, self._dtype)
         _check_split(settings, host)
         self._owns_group = not torch.distributed.is_initialized()
         with kept_process_state():
@@ -52,13 +53,17 @@ class VLLMSampler:
             self._repacker = Repacker(self._llm.apply_model(_itself)[0])
             self._llm.collective_rpc(draw_by_inversion)
 
+    @property
+    def _dtype(self) -> str:
+        return self._host.dtype if self._settings.dtype == "auto" else self._settings.dtype
+
     def _arguments(self) -> dict[str, Any]:
         settings, host = self._settings, self._host
         on_cpu = self._on_cpu
         arguments: dict[str, Any] = {
             "model": host.model_path,
             "skip_tokenizer_init": True,
-            "dtype": host.dtype if settings.dtype == "auto" else settings.dtype,
+            "dtype": self._dtype,
             "max_model_len": host.max_length,
             "max_num_seqs": settings.max_num_seqs,
             "tensor_parallel_size": settings.tensor_parallel_size,

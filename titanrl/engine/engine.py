@@ -150,12 +150,12 @@ class Engine:
         """Returns the metrics' (sum, count) over all ranks of an update that is not made: see Updater."""
         return self.policy.measure(rows, objective, coefficients)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (Hugging Face name, full master weight) one after the other, on every rank.
 
-        Consume it whole.
+        Consume it whole. What must travel between ranks is rounded to ``dtype`` first, if there is one.
         """
-        return weights.stream(self.policy.role.model, self._mesh.pp_group)
+        return weights.stream(self.policy.role.model, self._mesh.pp_group, dtype)
 
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:

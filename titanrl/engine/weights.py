@@ -88,21 +88,22 @@ def _read(tensors: dict[str, Any], folder: str) -> None:
 
 
 @torch.no_grad()
-def stream(model: Model, pp_group: dist.ProcessGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
+def stream(
+    model: Model, pp_group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (Hugging Face name, full tensor) on every rank, block by block; a collective.
 
     At most one block's tensors exist in full at a time, so consume it whole. A tied head is not yielded.
+
+    Args:
+        dtype: to which shards are rounded before they travel; None: they travel as they are.
     """
-    yield from _blocks(model, pp_group)
-
-
-def _blocks(model: Model, pp_group: dist.ProcessGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
     names = ["tok_embeddings", *(f"layers.{index}" for index in range(model.config.num_layers)), "norm"]
     if not model.tied:
         names.append("lm_head")
     for name in names:
         part = next((part for part in model.parts if _block(part, name) is not None), None)
-        block = {} if part is None else _full_block(model, part, name)
+        block = {} if part is None else _full_block(model, part, name, dtype)
         yield from block.items() if pp_group is None else _from_owner(block, pp_group)
 
 
@@ -118,15 +119,23 @@ def _block(part: torch.nn.Module, name: str) -> torch.nn.Module | None:
     return found
 
 
-def _full_block(model: Model, part: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
+def _full_block(
+    model: Model, part: torch.nn.Module, name: str, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
     block = _block(part, name)
     assert block is not None
-    full = {
-        key: value.full_tensor() if isinstance(value, DTensor) else value
-        for key, value in block.state_dict(prefix=f"{name}.").items()
-    }
+    full = {key: _whole(value, dtype) for key, value in block.state_dict(prefix=f"{name}.").items()}
     converted: dict[str, torch.Tensor] = model.adapter.to_hf(full)
     return converted
+
+
+def _whole(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if not isinstance(value, DTensor):
+        return value
+    if value.device_mesh.size() == 1:
+        return value.to_local()
+    sent: Any = value.to(dtype=dtype)
+    return sent.full_tensor()  # type: ignore[no-any-return]
 
 
 def _from_owner(

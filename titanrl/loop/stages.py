@@ -92,7 +92,7 @@ TAUGHT = {
 def sync(session: Session, version: int) -> None:
     """Sends the policy's weights to the sampler, which then samples as ``version``."""
     session.sampler.wake()
-    session.sampler.load(session.engine.weights(), version=version)
+    session.sampler.load(session.engine.weights(session.sampler.weight_dtype), version=version)
 
 
 def sample_rows(batch: TensorDict, count: int) -> list[dict[str, Any]]:

@@ -202,6 +202,8 @@ class Sampler(Protocol):
     """A live resource. Rows come back in order; ``version`` is the policy's, counted in training steps."""
 
     version: int
+    weight_dtype: torch.dtype | None
+    """Precision to which ``load`` rounds what it is given, so that it may travel so; None: it does not."""
 
     def sample(
         self,
