@@ -21,23 +21,25 @@ base = "{root}/experiments/algorithms/{preset}.toml"
 folder = "{folder}/runs"
 [model]
 path = "{folder}/model"
-[prompts]
-name = "jsonl"
-path = "{folder}/prompts.jsonl"
-[sampler]
-name = "torch"
-max_response_tokens = 8
 [loop]
 steps = 5
 prompts_per_step = 4
 [training]
-seq_len = 32
+seq_len = 256
 mixed_precision_param = "float32"
 [checkpoint]
 enable = false
 [report]
 tensorboard = false
 progress = false
+"""
+PROMPTS = """
+[prompts]
+name = "jsonl"
+path = "{folder}/prompts.jsonl"
+[sampler]
+name = "torch"
+max_response_tokens = 8
 """
 REWARDS = """
 [[reward]]
@@ -52,6 +54,13 @@ TEACHER = """
 [teacher]
 path = "{folder}/teacher"
 """
+
+
+def data(format: str) -> str:
+    """Returns the table of the small file with examples of a format."""
+    file = "unpaired" if format == "prompt_completion" else format
+    path = f"{{root}}/tests/experiments/data/{file}.jsonl"
+    return f'[data]\nname = "dataset"\nformat = "{format}"\npath = "{path}"\n'
 
 
 class Trained(NamedTuple):
@@ -94,9 +103,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def write(folder: Path) -> Write:
     """Returns a function that writes an experiment on a preset: small sizes, and what else it is to say."""
 
-    def write(preset: str, adds: str = REWARDS) -> Path:
+    def write(preset: str, adds: str = PROMPTS + REWARDS) -> Path:
         path = folder / f"{preset}.toml"
-        path.write_text(SIZES.format(root=ROOT, preset=preset, folder=folder) + adds.format(folder=folder))
+        path.write_text((SIZES + adds).format(root=ROOT, preset=preset, folder=folder))
         return path
 
     return write
@@ -106,7 +115,7 @@ def write(folder: Path) -> Write:
 def train(write: Write, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Returns a function that trains such an experiment for five steps."""
 
-    def train(preset: str, adds: str = REWARDS, overrides: Sequence[str] = ()) -> Trained:
+    def train(preset: str, adds: str = PROMPTS + REWARDS, overrides: Sequence[str] = ()) -> Trained:
         sessions: list[Any] = []
         before: dict[str, torch.Tensor] = {}
         open_session = run.open_session

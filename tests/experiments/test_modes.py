@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.experiments.conftest import TEACHER, Train
+from tests.experiments.conftest import PROMPTS, TEACHER, Train, data
 from titanrl.engine import Engine
 
 
@@ -34,7 +34,7 @@ LEARNING = ["loop.steps=12", "optimizer.lr=1e-2", "sampler.max_response_tokens=1
 
 
 def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Train) -> None:
-    trained = train("on_policy_distill", TEACHER, LEARNING)
+    trained = train("on_policy_distill", PROMPTS + TEACHER, LEARNING)
     # teacher_kl's advantage is log teacher - log policy on the policy's own tokens: minus the reverse KL.
     reverse_kl = [-step["advantage/mean"] for step in trained.steps]
     assert reverse_kl[0] > 0.5
@@ -42,6 +42,12 @@ def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Trai
 
 
 def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train: Train) -> None:
-    trained = train("gkd", TEACHER, LEARNING)
+    trained = train("gkd", PROMPTS + TEACHER, LEARNING)
+    divergence = [step["loss/total"] for step in trained.steps]
+    assert divergence[-1] < 0.6 * divergence[0]
+
+
+def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(train: Train) -> None:
+    trained = train("distill", data("messages") + TEACHER, ["loop.steps=12", "optimizer.lr=1e-2"])
     divergence = [step["loss/total"] for step in trained.steps]
     assert divergence[-1] < 0.6 * divergence[0]

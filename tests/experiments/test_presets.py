@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.experiments.conftest import REWARDS, ROOT, TEACHER, Train, Write
+from tests.experiments.conftest import PROMPTS, REWARDS, ROOT, TEACHER, Train, Write, data
 from titanrl.config import Experiment, load
 from titanrl.registry import name_of
 
@@ -37,19 +37,19 @@ class Row:
     samples: int = 8
     minibatches: int = 1
     lr: float = 1e-6
-    adds: str = REWARDS
-    """What an experiment on the preset must say beside its sizes."""
+    adds: str = PROMPTS + REWARDS
+    """What an experiment on the preset must say beside its sizes; presets for fixed answers: ``data(...)``."""
 
 
 ROWS = {
     "grpo": Row(advantage="grpo", loss="ppo_clip", aggregation="sequence_mean", kl="k3 loss 0.04"),
     "dr_grpo": Row(
         advantage="grpo(std=none)", loss="ppo_clip", aggregation="constant_length(length=8)",
-        adds=REWARDS + "[algorithm.aggregation]\nlength = 8\n",
+        adds=PROMPTS + REWARDS + "[algorithm.aggregation]\nlength = 8\n",
     ),
     "dapo": Row(
         advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", filter="zero_variance",
-        samples=16, adds=REWARDS + OVERLONG,
+        samples=16, adds=PROMPTS + REWARDS + OVERLONG,
     ),
     "rloo": Row(
         advantage="rloo(source=token_reward)", loss="ppo_clip", aggregation="sequence_sum",
@@ -78,7 +78,7 @@ ROWS = {
     "grpo_passk": Row(advantage="grpo_passk", loss="ppo_clip", aggregation="sequence_mean"),
     "gdpo": Row(
         advantage="gdpo(rewards=('no_digit', 'repetition'))", loss="ppo_clip", aggregation="sequence_mean",
-        adds=REWARDS + "[algorithm.advantage]\nrewards = ['no_digit', 'repetition']\n",
+        adds=PROMPTS + REWARDS + "[algorithm.advantage]\nrewards = ['no_digit', 'repetition']\n",
     ),
     "a2po": Row(advantage="soft_baseline", loss="mirror_descent", aggregation="sequence_mean"),
     "dppo": Row(
@@ -96,9 +96,15 @@ ROWS = {
     "entropy_80_20": Row(
         advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", correction="top_entropy"
     ),
-    "gkd": Row(loss="topk_distill(direction=jsd)", aggregation="token_mean", top_k=64, adds=TEACHER),
+    "gkd": Row(
+        loss="topk_distill(direction=jsd)", aggregation="token_mean", top_k=64, adds=PROMPTS + TEACHER
+    ),
     "on_policy_distill": Row(
-        advantage="teacher_kl", loss="importance_sampling", aggregation="token_mean", samples=4, adds=TEACHER
+        advantage="teacher_kl", loss="importance_sampling", aggregation="token_mean", samples=4,
+        adds=PROMPTS + TEACHER,
+    ),
+    "distill": Row(
+        loss="topk_distill", aggregation="token_mean", top_k=64, adds=data("messages") + TEACHER
     ),
     "rft": Row(loss="sft", aggregation="token_mean", filter="best_of_n", samples=16),
 }  # fmt: skip

@@ -128,8 +128,8 @@ def open_session(
         importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
         on_policy=on_policy,
-        measures_gap=on_policy
-        or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1),
+        measures_gap=experiment.sampler is not None
+        and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
     )
     return Session(
         experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
