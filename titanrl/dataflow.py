@@ -8,7 +8,7 @@ from typing import Any
 
 from titanrl.algorithm import Algorithm
 from titanrl.errors import Problem, near, suggest
-from titanrl.protocols import DataSettings
+from titanrl.protocols import DataSettings, PolicyLoss
 from titanrl.registry import kind_of, name_of
 from titanrl.schema import KEYS, Stage, key_name
 
@@ -38,6 +38,8 @@ IDLE = {
     "reference": "is read by no component; remove the table, or add [algorithm.kl].",
     "teacher": "is read by no component; remove the table, or choose loss 'topk_distill' or advantage "
     "'teacher_kl'.",
+    "critic": "is read by no component; remove the table, or choose an [algorithm.advantage] that reads "
+    "values, such as 'gae'.",
 }
 """What is said of a role that nobody reads."""
 
@@ -67,19 +69,23 @@ def flows(
     rewards: Sequence[tuple[str, Any]],
     roles: Iterable[str] = (),
     data: DataSettings | None = None,
+    critic: PolicyLoss | None = None,
 ) -> tuple[Flow, ...]:
     """Returns every actor of a step in the order in which they act.
 
     Args:
         rewards: (label, component) of each [[reward]], in order. roles: tables like ``reference``.
-        data: source of fixed rows; None: rows are sampled.
+        data: source of fixed rows; None: rows are sampled. critic: loss of the critic; None: no critic.
     """
     if data is None:
         rows = Flow("sample", "sampler", "sampler", (), SAMPLED)
     else:
         rows = Flow("sample", label(data), "data", (), (*FIXED, *getattr(data, "out_keys", ())))
     later = [*_estimate(algorithm, rows.writes), *_update(algorithm)]
-    wanted = {key for flow in later for key in flow.reads}
+    if critic is not None:
+        reads = ("loss_mask", "loss_weight", *_in_keys(critic))
+        later.append(Flow("update", f"critic's {label(critic)}", "critic", reads))
+    wanted = {key for flow in later for key in flow.reads} | _optional(algorithm)
     score = [
         Flow("score", label(reward), f"reward.{i}", _in_keys(reward), (("rewards", name),))
         for i, (name, reward) in enumerate(rewards)
@@ -100,6 +106,9 @@ def flows(
     if "teacher" in roles:
         writes = tuple(key for key in TEACHER_KEYS if key in wanted and key not in rows.writes)
         score.append(Flow("score", "teacher", "teacher", ("input_ids", "labels"), writes))
+    if critic is not None:
+        values = ("value", *["final_value"][: "final_value" in wanted])
+        score.append(Flow("score", "critic", "critic", ("input_ids", "labels", "loss_mask"), values))
     sample = [rows]
     if "baseline_reward" in wanted and data is None:
         sample.append(Flow("sample", "greedy answers, scored", "sampler", (), ("baseline_reward",)))
@@ -116,12 +125,14 @@ def check_flow(flow: Sequence[Flow]) -> list[Problem]:
                 text = f"{actor.actor} reads {key_name(key)!r}, which no stage writes{_remedy(key, flow)}"
                 problems.append(Problem(actor.table, text))
         written.update(actor.writes)
-    read = {key for actor in flow for key in actor.reads}
-    problems += [
-        Problem(actor.table, IDLE[actor.table])
-        for actor in flow
-        if actor.table in IDLE and not read.intersection(actor.writes)
-    ]
+    for role, text in IDLE.items():
+        # A critic's own loss is no reason to have a critic.
+        read = {key for actor in flow for key in actor.reads if actor.table != role}
+        problems += [
+            Problem(role, text)
+            for actor in flow
+            if actor.table == role and actor.stage == "score" and not read.intersection(actor.writes)
+        ]
     return problems
 
 
@@ -181,6 +192,12 @@ def _update(algorithm: Algorithm) -> list[Flow]:
     return result
 
 
+def _optional(algorithm: Algorithm) -> set[BatchKey]:
+    """Returns what the components read where the batch has it."""
+    components = (algorithm.advantage, algorithm.loss, *algorithm.filter, *algorithm.correction)
+    return {key for component in components for key in getattr(component, "optional_keys", ())}
+
+
 def _in_keys(component: Any) -> tuple[BatchKey, ...]:
     return tuple(getattr(component, "in_keys", ()))
 
@@ -193,6 +210,8 @@ def _remedy(key: BatchKey, flow: Sequence[Flow]) -> str:
         return "; add a [reference] table."
     if key in TEACHER_KEYS:
         return "; add a [teacher] table."
+    if key in ("value", "final_value"):
+        return "; add a [critic] table."
     fixed = next((actor for actor in flow if actor.table == "data"), None)
     if fixed is not None and (key in DATA_KEYS or key in SAMPLED):
         brought = ", ".join(map(key_name, fixed.writes))

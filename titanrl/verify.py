@@ -32,6 +32,8 @@ def _models(experiment: Experiment) -> list[Problem]:
         folders["reference"] = experiment.reference.path
     if experiment.teacher is not None:
         folders["teacher"] = experiment.teacher.path
+    if experiment.critic is not None and experiment.critic.path is not None:
+        folders["critic"] = experiment.critic.path
     problems, infos = [], {}
     for table, path in folders.items():
         try:
@@ -50,7 +52,8 @@ def _models(experiment: Experiment) -> list[Problem]:
         if top_k is not None and top_k > info.vocab_size:
             text = f"must be <= {info.vocab_size}, the teacher's token ids, got {top_k}."
             problems.append(Problem("teacher", text, "top_k"))
-        if info.is_value_model and not (table == "model" and experiment.model.head == "value"):
+        takes_values = table == "critic" or (table == "model" and experiment.model.head == "value")
+        if info.is_value_model and not takes_values:
             text = f"must be a language model, got {info.architecture}, whose head gives one number."
             problems.append(Problem(table, text, "path"))
     return problems
@@ -61,7 +64,7 @@ def _tokenizers(experiment: Experiment) -> list[Problem]:
     from titanrl.models import vocabulary
 
     problems = []
-    for name in ("reference", "teacher"):
+    for name in ("reference", "teacher", "critic"):
         path = getattr(getattr(experiment, name), "path", None)
         if path is None or path == experiment.model.path:
             continue

@@ -41,8 +41,9 @@ def import_(
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
     to: Annotated[Path, typer.Option("--to", help="Folder to make.", show_default=False)],
+    critic: Annotated[bool, typer.Option("--critic", help="The critic instead of the policy.")] = False,
 ) -> None:
     """Write a run's newest weights as a Hugging Face folder that transformers loads."""
     from titanrl.loop.export import export_run
 
-    typer.echo(f"{export_run(run, to)} is ready.")
+    typer.echo(f"{export_run(run, to, critic=critic)} is ready.")

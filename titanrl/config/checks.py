@@ -16,7 +16,7 @@ from titanrl.registry import name_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
-    from titanrl.config.tables import Evaluation, Loop, Model, Reference, Reward, Teacher
+    from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Teacher
     from titanrl.protocols import DataSettings
 
 __all__ = ["cross_problems"]
@@ -38,10 +38,12 @@ def _dataflow(
     reference: Reference | None,
     teacher: Teacher | None,
     data: DataSettings | None,
+    critic: Critic | None,
 ) -> list[Problem]:
     tables = {"reference": reference, "teacher": teacher}
     roles = [name for name, table in tables.items() if table is not None]
-    return check_flow(flows(algorithm, [(each.label, each.component) for each in reward], roles, data))
+    rewards = [(each.label, each.component) for each in reward]
+    return check_flow(flows(algorithm, rewards, roles, data, None if critic is None else critic.loss))
 
 
 def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
@@ -136,6 +138,25 @@ def _value_head(algorithm: Algorithm, model: Model) -> list[Problem]:
     return problems
 
 
+def _critic(critic: Critic | None, data: DataSettings | None, loop: Loop) -> list[Problem]:
+    if critic is None:
+        return []
+    problems = []
+    if data is not None:
+        problems.append(
+            Problem("critic", "must be absent with [data]: it values answers as they are sampled.")
+        )
+    if "value" not in getattr(critic.loss, "needs", ()):
+        text = f"must train values, got {name_of(critic.loss)!r}, which reads log-probs; use 'value'."
+        problems.append(Problem("critic.loss", text, "name"))
+    if critic.warmup_steps >= loop.steps:
+        text = (
+            f"must be < [loop] steps ({loop.steps}), got {critic.warmup_steps}; the policy would never move."
+        )
+        problems.append(Problem("critic", text, "warmup_steps"))
+    return problems
+
+
 def _value_model_cannot_sample(model: Model, sampler: Any) -> list[Problem]:
     if model.head == "language" or sampler is None:
         return []
@@ -170,5 +191,6 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _entropy_controller,
     _value_head,
     _value_model_cannot_sample,
+    _critic,
     _full_distribution,
 )

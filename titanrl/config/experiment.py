@@ -17,7 +17,7 @@ from titanrl.config.engine_tables import (
     Parallelism,
     Training,
 )
-from titanrl.config.tables import Evaluation, Loop, Model, Reference, Report, Reward, Run, Teacher
+from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Report, Reward, Run, Teacher
 from titanrl.dataflow import Flow, flows, scored_keys
 from titanrl.decode import Component, Extended, gather, settable
 from titanrl.errors import ConfigError, Problem, near
@@ -55,6 +55,8 @@ class Experiment:
     """The frozen anchor; present iff some component reads ref_logprob."""
     teacher: Teacher | None = None
     """The frozen model distilled from; present iff some component reads what it writes."""
+    critic: Critic | None = None
+    """The value model beside the policy; present iff some component reads value."""
     loop: Loop
     """How many steps, and of what."""
     evaluation: Evaluation | None = None
@@ -117,7 +119,8 @@ class Experiment:
         """Returns who reads and writes which batch keys, stage by stage."""
         roles = [name for name in ("reference", "teacher") if getattr(self, name) is not None]
         rewards = [(each.label, each.component) for each in self.reward]
-        return flows(self.algorithm, rewards, roles, self.data)
+        critic = None if self.critic is None else self.critic.loss
+        return flows(self.algorithm, rewards, roles, self.data, critic)
 
     def scored_keys(self) -> tuple[frozenset[str], bool]:
         """Returns the keys that models must compute at stage `score`, and whether the update is on-policy."""

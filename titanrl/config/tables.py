@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from titanrl.decode import Component
+from titanrl.config.engine_tables import LRScheduler, Optimizer
+from titanrl.decode import Component, build
 from titanrl.errors import check_range
-from titanrl.protocols import DataSettings, RewardFunction, SourceSettings
+from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import name_of
 
-__all__ = ["Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run", "Teacher"]
+__all__ = [
+    "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run",
+    "Teacher",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Reward:
     def __post_init__(self) -> None:
         check_range(self, "deadline_seconds", "(0, inf)")
         for key in ("failure", "deadline_seconds"):
-            if any(field.name == key for field in fields(self.component)):  # type: ignore[arg-type]
+            if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
             object.__setattr__(self, "label", name_of(self.component))
@@ -90,6 +94,39 @@ class Teacher:
 
     def __post_init__(self) -> None:
         check_range(self, "top_k", "[1, inf)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticOptimizer(Optimizer):
+    """The critic's own optimizer, with the keys of [optimizer]."""
+
+    lr: float = 1e-5
+    """Peak learning rate, > 0."""
+
+
+def _value_loss() -> PolicyLoss:
+    loss: PolicyLoss = build("loss", {"name": "value"})
+    return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critic:
+    """The value model beside the policy, trained on the same minibatches."""
+
+    path: str | None = None
+    """Hugging Face folder of a value model, or of a language model that gets a new head, whose values begin
+    at 0; the policy's vocabulary; omitted: [model] path."""
+    warmup_steps: int = 0
+    """Steps at the beginning that train the critic alone, >= 0: less than [loop] steps."""
+    loss: Annotated[PolicyLoss, Component("loss")] = field(default_factory=_value_loss)
+    """What the critic minimises, per token; a loss on values. Omitted: value."""
+    optimizer: CriticOptimizer = field(default_factory=CriticOptimizer)
+    """What turns its gradients into weights."""
+    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
+    """Its learning rate over time."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "warmup_steps", "[0, inf)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchti
 import torch
 import torch.distributed as dist
 from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.checkpointer.base import ModelWrapper
 
 from titanrl.config.engine_tables import Checkpoint
 from titanrl.engine.trainee import Trainee
@@ -23,21 +24,32 @@ from titanrl.protocols import Stateful
 
 __all__ = ["Checkpoints", "has_checkpoint"]
 
+CRITIC = "critic"
+"""Beginning of the names under which a checkpoint holds the critic; the policy's have none."""
+
 
 class Checkpoints:
-    """Saves and restores model, optimizer, schedule and the loop's own state."""
+    """Saves and restores models, optimizers, schedules and the loop's own state."""
 
     def __init__(
         self,
         table: Checkpoint,
         folder: Path,
         policy: Trainee,
+        critic: Trainee | None,
         state: Stateful | None,
     ) -> None:
         """Args:
         folder: holds a folder ``step-<n>`` for each checkpoint. state: saved for each rank by itself.
         """
         self._interval, self._folder = table.interval, folder
+        states: dict[str, Any] = {"loop": RankState(state)}
+        if critic is not None:
+            states |= {
+                CRITIC: ModelWrapper(critic.role.model.parts),
+                f"{CRITIC}_optimizer": critic.optimizers,
+                f"{CRITIC}_lr_scheduler": critic.schedule.schedulers,
+            }
         self._manager = CheckpointManager(
             CheckpointManager.Config(
                 enable=table.enable,
@@ -52,7 +64,7 @@ class Checkpoints:
             model_parts=policy.role.model.parts,
             optimizers=policy.optimizers,
             lr_schedulers=policy.schedule.schedulers,
-            states={"loop": RankState(state)},
+            states=states,
             sd_adapter=None,
             base_folder=str(folder.parent),
         )

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.engine import weights
 from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
@@ -28,7 +29,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:
-    """A policy that learns, the frozen models beside it, and their checkpoints.
+    """A policy that learns, maybe a critic, the frozen models beside them, and their checkpoints.
 
     Every public method is a collective unless it says otherwise.
     """
@@ -52,14 +53,15 @@ class Engine:
         self._mesh = join(config.parallelism)
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
-        self.policy = Trainee(
-            self._role(config.model, head=config.head),
-            optimizer=config.optimizer,
-            lr_scheduler=config.lr_scheduler,
-            steps=config.steps,
-            max_norm=config.training.max_norm,
-            backend=config.compile.backend if compiles else None,
-        )
+        self._backend = config.compile.backend if compiles else None
+        role = self._role(config.model, head=config.head)
+        self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
+        critic = config.critic
+        self.critic: Trainee | None = None
+        """The value model that learns beside the policy; None: no component reads values."""
+        if critic is not None:
+            role = self._role(critic.path, head="value")
+            self.critic = self._trainee(role, critic.optimizer, critic.lr_scheduler, critic.steps)
         self.frozen: dict[str, Role] = {
             name: self._role(each.path, frozen_dtype=each.dtype, top_k=each.top_k)
             for name, each in config.frozen.items()
@@ -67,7 +69,17 @@ class Engine:
         """Models that are only scored, by the name of their role: the reference, a teacher."""
         self._checkpoints = None
         if checkpoints is not None:
-            self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, state)
+            self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, self.critic, state)
+
+    def _trainee(self, role: Role, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int) -> Trainee:
+        return Trainee(
+            role,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            steps=steps,
+            max_norm=self._config.training.max_norm,
+            backend=self._backend,
+        )
 
     def _role(
         self,

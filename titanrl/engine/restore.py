@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titanrl.engine.checkpoint import CRITIC
+
 __all__ = ["load_weights", "newest_checkpoint"]
 
 
@@ -17,9 +19,13 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
-def load_weights(modules: Iterable[torch.nn.Module], checkpoint: Path) -> None:
-    """Fills the modules with a checkpoint's weights, and nothing else with anything else. A collective."""
+def load_weights(modules: Iterable[torch.nn.Module], checkpoint: Path, *, critic: bool = False) -> None:
+    """Fills the modules with a checkpoint's weights, and nothing else with anything else. A collective.
+
+    Args:
+        critic: whether those of the critic are meant instead of the policy's.
+    """
     for module in modules:
         state = module.state_dict()
-        load(state, checkpoint_id=str(checkpoint))
+        load({CRITIC: state} if critic else state, checkpoint_id=str(checkpoint))
         module.load_state_dict(state)

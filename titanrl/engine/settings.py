@@ -19,7 +19,7 @@ from titanrl.config.engine_tables import (
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
 
-__all__ = ["EngineConfig", "FrozenModel"]
+__all__ = ["CriticModel", "EngineConfig", "FrozenModel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,18 @@ class FrozenModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticModel:
+    """A value model that is trained beside the policy."""
+
+    path: str
+    """Hugging Face folder of a value model, or of a language model that gets a new head."""
+    steps: int = 1
+    """Its optimizer steps in the run, for the learning-rate schedule."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All that decides what the engine computes."""
 
@@ -42,13 +54,15 @@ class EngineConfig:
     """Hugging Face folder of the policy."""
     head: Literal["language", "value"] = "language"
     """Which head the policy has: a value model is trained where it is scalar."""
+    critic: CriticModel | None = None
+    """None: there is none."""
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     """Frozen models by the name of their role; each costs a further copy of the weights."""
     temperature: float = 1.0
     """Divides the logits of policy and frozen models, > 0: that at which the answers are sampled; fixed ones
     are scored at 1."""
     steps: int = 1
-    """Optimizer steps of the run, for the learning-rate schedule."""
+    """Optimizer steps of the policy in the run, for the learning-rate schedule."""
     training: Training = field(default_factory=Training)
     optimizer: Optimizer = field(default_factory=Optimizer)
     lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
@@ -60,7 +74,9 @@ class EngineConfig:
     @classmethod
     def of(cls, experiment: Experiment) -> EngineConfig:
         """Returns the engine's part of an experiment."""
-        loop, reference, teacher = experiment.loop, experiment.reference, experiment.teacher
+        loop, critic = experiment.loop, experiment.critic
+        reference, teacher = experiment.reference, experiment.teacher
+        updates, warmup = loop.minibatches * loop.epochs, 0 if critic is None else critic.warmup_steps
         frozen = {}
         if reference is not None:
             frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
@@ -70,7 +86,7 @@ class EngineConfig:
             model=experiment.model.path,
             head=experiment.model.head,
             temperature=1.0 if experiment.sampler is None else experiment.sampler.temperature,
-            steps=loop.steps * loop.minibatches * loop.epochs,
+            steps=(loop.steps - warmup) * updates,
             training=experiment.training,
             optimizer=experiment.optimizer,
             lr_scheduler=experiment.lr_scheduler,
@@ -78,5 +94,13 @@ class EngineConfig:
             checkpoint=experiment.checkpoint,
             compile=experiment.compile,
             activation_checkpoint=experiment.activation_checkpoint,
+            critic=None
+            if critic is None
+            else CriticModel(
+                path=critic.path or experiment.model.path,
+                steps=loop.steps * updates,
+                optimizer=critic.optimizer,
+                lr_scheduler=critic.lr_scheduler,
+            ),
             frozen=frozen,
         )

@@ -1,4 +1,4 @@
-"""A run's newest weights as a Hugging Face folder."""
+"""A run's newest weights as a Hugging Face folder: the trained model's, or its critic's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from titanrl.report.folder import RunFolder
 __all__ = ["export_run"]
 
 
-def export_run(run: Path, to: Path) -> Path:
+def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     """Writes the newest checkpoint of a run into a new folder that transformers loads, and returns it.
 
     One process does it, however many trained.
 
+    Args:
+        critic: whether to write the critic, a value model, instead of the policy.
+
     Raises:
-        ConfigError: no run, no checkpoint, or the folder exists.
+        ConfigError: no run, no checkpoint, no critic, or the folder exists.
     """
     from titanrl.engine import Engine, EngineConfig, start
     from titanrl.engine.restore import load_weights, newest_checkpoint
@@ -34,15 +37,19 @@ def export_run(run: Path, to: Path) -> Path:
     if to.exists():
         raise ConfigError(f"--to must name a new folder, got {str(to)!r}, which exists.")
     config = EngineConfig.of(load(folder.config))
+    if critic:
+        if config.critic is None:
+            raise ConfigError(f"{run} trained no critic; drop --critic to write its policy.")
+        config = replace(config, model=config.critic.path, head="value")
     was_pipelined = config.parallelism.pipeline_parallel_degree > 1
     start()
-    engine = Engine(replace(config, parallelism=Parallelism(), frozen={}))
+    engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))
     if was_pipelined and engine.is_tied:
         raise ConfigError(
             f"{run} trained head and embedding apart, as pipeline stages do, got a model that ties them; "
             'set "tie_word_embeddings": false in a copy of its config.json and train from that.'
         )
-    load_weights(engine.modules, checkpoint)
+    load_weights(engine.modules, checkpoint, critic=critic)
     with atomic_folder(to) as partial:
         engine.export(partial)
     return to

@@ -42,6 +42,8 @@ class Session(Generic[Feed]):
     scores_greedy: bool
     """Whether the greedy answer to each prompt is sampled and scored too, for ``baseline_reward``."""
     objective: Objective
+    critic_objective: Objective | None
+    """None: there is no critic."""
     state: LoopState
     live_sampler: Sampler | None
     """None where answers are fixed."""
@@ -65,6 +67,11 @@ class Session(Generic[Feed]):
         rank, degree = self.engine.dp_rank, self.engine.dp_degree
         return slice(count * rank // degree, count * (rank + 1) // degree)
 
+    def moves_policy(self, step: int) -> bool:
+        """Whether the policy is trained in ``step``: not while the critic warms up."""
+        critic = self.experiment.critic
+        return critic is None or step >= critic.warmup_steps
+
     def coefficients(self) -> tuple[float, float]:
         """Returns beta of the KL term in the loss and eta of the entropy bonus, 0 where there is none."""
         kl, entropy = self.experiment.algorithm.kl_in_loss, self.experiment.algorithm.entropy
@@ -74,16 +81,19 @@ class Session(Generic[Feed]):
         )
 
     def control(self, metrics: dict[str, float], *, num_sequences: int, step: int) -> None:
-        """Shows the step's mean KL and entropy to their controllers; adds what was used to ``metrics``."""
-        algorithm = self.experiment.algorithm
+        """Shows the step's mean KL and entropy to their controllers; adds what was used to ``metrics``.
+
+        Steps in which the policy stood still teach them nothing.
+        """
+        algorithm, moved = self.experiment.algorithm, self.moves_policy(step)
         if algorithm.kl is not None:
             controller = algorithm.kl.controller
             metrics["kl/coefficient"] = controller.coefficient
-            if "kl/value" in metrics:
+            if moved and "kl/value" in metrics:
                 controller.update(metrics["kl/value"], num_sequences, step)
         if algorithm.entropy is not None:
             metrics["loss/entropy_coefficient"] = algorithm.entropy.coefficient
-            if "loss/entropy" in metrics:
+            if moved and "loss/entropy" in metrics:
                 algorithm.entropy.update(metrics["loss/entropy"], num_sequences, step)
 
     def save(self) -> None:
@@ -131,9 +141,11 @@ def open_session(
         measures_gap=experiment.sampler is not None
         and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
     )
+    critic = experiment.critic
+    critic_objective = None if critic is None else Objective(loss=critic.loss)
     return Session(
         experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
-        scored_keys=scored_keys, objective=objective, state=state,
+        scored_keys=scored_keys, objective=objective, critic_objective=critic_objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
         live_sampler=_start_sampler(experiment, engine, tokens),
     )  # fmt: skip

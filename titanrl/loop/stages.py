@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.loop.buffer import assemble
+from titanrl.loop.critic import critic_values
 from titanrl.loop.scoring import score_rewards
 from titanrl.ops.masked import where0
 
@@ -63,7 +64,10 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
 
 
 def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
-    """Returns the batch with what policy and frozen roles say of it; only what is read is computed."""
+    """Returns the batch with what policy, critic and frozen roles say of it.
+
+    Only what is read is computed.
+    """
     batch = batch.copy()
     reads = session.scored_keys
     policy = tuple(key for key in ("old_logprob", "old_entropy", "sum_pi_squared") if key in reads)
@@ -75,6 +79,9 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
     if teacher := tuple(key for key in TAUGHT if key in reads):
         outputs = session.engine.frozen["teacher"].score(batch, keys=tuple(TAUGHT[key] for key in teacher))
         batch.update({key: outputs[TAUGHT[key]] for key in teacher})
+    if "value" in reads:
+        assert session.engine.critic is not None
+        batch.update(critic_values(session.engine.critic, batch, final="final_value" in reads))
     return batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from titanrl.loop import exchange
+from titanrl.loop.critic import update_critic
 from titanrl.loop.estimate import estimate, weigh
 from titanrl.loop.minibatches import minibatches
 from titanrl.loop.reference_point import set_reference_point
@@ -35,11 +36,16 @@ def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, Ten
 
 
 def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
-    """Makes the optimizer steps of a batch and returns the sums of their metrics."""
+    """Makes the optimizer steps of a batch, of each model that learns; returns the sums of their metrics."""
     engine, loop, sums = session.engine, session.experiment.loop, Sums()
     for part in minibatches(batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step):
         weighed = weigh(part, session.experiment.algorithm)
         check(weighed, "weigh", ("loss_weight",))
         rows = exchange.share(weighed, engine.dp_rank, engine.dp_degree)
-        sums = add(sums, engine.update(rows, session.objective, session.coefficients()))
+        if session.moves_policy(step):
+            sums = add(sums, engine.update(rows, session.objective, session.coefficients()))
+        if engine.critic is not None:
+            assert session.critic_objective is not None
+            sums = add(sums, update_critic(engine.critic, rows, session.critic_objective))
+            sums["critic/warmup"] = (float(not session.moves_policy(step)), 1.0)
     return sums

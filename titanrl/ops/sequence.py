@@ -6,7 +6,7 @@ import torch
 
 from titanrl.ops.masked import masked_mean, masked_sum
 
-__all__ = ["at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
+__all__ = ["after_last_trainable", "at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
 
 
 def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
@@ -17,6 +17,14 @@ def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
     """
     after = mask.flip(-1).cumsum(-1).flip(-1)
     return mask & (after == 1)
+
+
+def after_last_trainable(mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L + 1] bool, true one place after each row's last trainable token.
+
+    All false on a fully masked row.
+    """
+    return torch.nn.functional.pad(is_last_trainable(mask), (1, 0))
 
 
 def at_last_trainable(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

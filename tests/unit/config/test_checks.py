@@ -18,6 +18,8 @@ def refusal(write: Write, *overrides: str, text: str = EXPERIMENT) -> str:
 
 CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
 
+ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
+
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -46,11 +48,24 @@ CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
         ),
         (
             [CLIPPED.format("value")],
+            ("[algorithm.loss] loss 'lab_loss' reads 'value', which no stage writes; add a [critic] table."),
+        ),
+        (
+            ["critic={}"],
             (
-                "[algorithm.loss] loss 'lab_loss' reads 'value', which no stage writes; "
-                "choose another component"
+                "[critic] is read by no component; remove the table, or choose an [algorithm.advantage] that "
+                "reads values, such as 'gae'."
             ),
         ),
+        (
+            [*ACTOR_CRITIC, "critic.loss={name='lab_loss'}"],
+            "[critic.loss] name must train values, got 'lab_loss', which reads log-probs; use 'value'.",
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.warmup_steps=2"],
+            "[critic] warmup_steps must be < [loop] steps (2), got 2; the policy would never move.",
+        ),
+        ([*ACTOR_CRITIC, "critic.optimizer.lr=0"], "[critic.optimizer] lr must be in (0, inf), got 0"),
         (
             [CLIPPED.format("old_logprobs")],
             ("reads 'old_logprobs', which no stage writes; did you mean 'old_logprob'?"),
@@ -203,10 +218,27 @@ def test_optimal_token_baseline_needs_groups(write: Write) -> None:
         [CLIPPED.format("teacher_logprob"), "teacher={path='t'}"],
         [CLIPPED.format("candidate_ids"), "teacher={path='t', top_k=8}"],
         ["sampler.top_k=-1"],
+        ACTOR_CRITIC,
+        [*ACTOR_CRITIC, "critic={path='models/other', warmup_steps=1, loss={name='value', clip=inf}}"],
+        [CLIPPED.format("value"), "critic={}"],
     ],
 )
 def test_tables_that_fit_are_taken(write: Write, overrides: list[str]) -> None:
     load(write(), overrides)
+
+
+def test_critic_learns_at_a_rate_of_its_own_whatever_else_its_optimizer_says(write: Write) -> None:
+    critic = load(write(), [*ACTOR_CRITIC, "critic.optimizer.weight_decay=0.0"]).critic
+    assert critic is not None
+    assert (critic.optimizer.lr, critic.optimizer.weight_decay) == (1e-5, 0.0)
+    assert critic.loss.clip == 0.2
+
+
+def test_critic_values_the_state_after_the_answer_only_for_who_reads_it(write: Write) -> None:
+    path = write()
+    assert load(path, ACTOR_CRITIC).scored_keys()[0] == {"ref_logprob", "value"}
+    continued = load(path, [*ACTOR_CRITIC, "algorithm.advantage.bootstrap=truncated"])
+    assert continued.scored_keys()[0] == {"ref_logprob", "value", "final_value"}
 
 
 def test_experiment_built_in_python_is_checked_too(write: Write) -> None:

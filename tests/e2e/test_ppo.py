@@ -1,0 +1,125 @@
+"""Whole runs with a critic on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.test_training import FILE, ROOT, command, documented_metrics, lines
+from titanrl.config import load
+from titanrl.loop import loop
+from titanrl.loop.export import export_run
+from titanrl.models import tiny
+
+CRITIC = """
+[critic.optimizer]
+lr = 1e-2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """PPO for three steps of two epochs of two minibatches; the first step trains the critic alone."""
+    tiny.create(tmp_path / "model", scale=0.3)
+    prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    path = tmp_path / "experiment.toml"
+    text = FILE.format(root=ROOT, folder=tmp_path).replace("base/grpo.toml", "algorithms/ppo.toml")
+    sizes = "[loop]\nminibatches = 2\nepochs = 2\n"
+    text = text.replace("[loop]\n", sizes).replace("steps = 4", "steps = 3")
+    path.write_text(f"{text}{CRITIC}[critic]\nwarmup_steps = 1\n")
+    return path
+
+
+def both(run: Path, to: Path) -> dict[str, torch.Tensor]:
+    """Returns the exported weights of policy and critic."""
+    policy = load_file(export_run(run, to / "policy") / "model.safetensors")
+    critic = load_file(export_run(run, to / "critic", critic=True) / "model.safetensors")
+    return policy | {f"critic.{name}": value for name, value in critic.items()}
+
+
+def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, tmp_path, monkeypatch):
+    whole = loop.train(load(file, ["run.name=whole"]))
+    expected = both(whole, tmp_path / "whole")
+    original = loop.train_step
+    for stop in (1, 2):
+        experiment = load(file, [f"run.name=stopped{stop}"])
+
+        def broken(session, step, clock, stop=stop):
+            if step == stop:
+                raise KeyboardInterrupt
+            return original(session, step, clock)
+
+        monkeypatch.setattr(loop, "train_step", broken)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(experiment)
+        monkeypatch.setattr(loop, "train_step", original)
+        resumed = loop.train(experiment, resume=True)
+        found = both(resumed, tmp_path / f"stopped{stop}")
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        kept = [
+            [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines(run)]
+            for run in (whole, resumed)
+        ]
+        assert kept[0] == kept[1]
+
+
+def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_documented(file, tmp_path):
+    run = loop.train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
+    rows = {row["step"]: row for row in lines(run)}
+    assert [rows[step]["critic/warmup"] for step in (1, 2)] == [1.0, 0.0]
+    assert "loss/total" not in rows[1]
+    assert rows[1]["kl/value"] == pytest.approx(0.0, abs=1e-5)
+    assert rows[2]["loss/clip_fraction"] > 0
+    assert all(rows[step]["critic/grad_norm"] > 0 for step in (1, 2))
+    assert rows[2]["critic/lr"] == pytest.approx(1e-2)
+    for row in rows.values():
+        for name in row.keys() - {"step"}:
+            assert name in documented_metrics() or re.fullmatch(r"time/\w+_seconds", name), name
+
+
+def test_critic_learns_what_a_constant_reward_is_worth_at_each_token(file):
+    # A discounted reward of 1 is a function of the position alone, as nearly all answers have one length.
+    overrides = [
+        "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
+        "algorithm.advantage.lam=1.0", "critic.warmup_steps=11", "loop.steps=12", "checkpoint.enable=false",
+        "algorithm.kl=", "reference=",
+    ]  # fmt: skip
+    run = loop.train(load(file, overrides))
+    explained = [row["critic/explained_variance"] for row in lines(run) if row["step"]]
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)  # A new head says 0 everywhere.
+    assert explained[-1] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_give_the_run_of_one(file, tmp_path):
+    runs, exported = {}, {}
+    for nproc in (1, 2):
+        name = f"of{nproc}"
+        arguments = ("--nproc", str(nproc), "--set", f"run.name={name}", "--set", "evaluation=")
+        done = subprocess.run(
+            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        runs[nproc] = lines(tmp_path / "runs" / name)
+        exported[nproc] = both(tmp_path / "runs" / name, tmp_path / name)
+    keys = (
+        "reward/mean", "loss/total", "update/grad_norm", "critic/loss", "critic/grad_norm",
+        "critic/explained_variance",
+    )  # fmt: skip
+    for one, two in zip(runs[1], runs[2], strict=True):
+        for key in keys:
+            assert (key in one) == (key in two)
+            assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=1e-3, abs=1e-5), (
+                one["step"],
+                key,
+            )
+    head = "critic.score.weight"
+    torch.testing.assert_close(exported[2][head], exported[1][head], atol=1e-4, rtol=1e-2)
