@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titanrl.ops.masked import where0
+from titanrl.protocols import TokenLoss
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -56,7 +57,10 @@ class Objective:
         beta, eta = coefficients.unbind()
         if self.on_policy:
             batch = batch.copy().set("old_logprob", where0(mask, policy.logprob.detach()))
-        token_loss, token_metrics = self.loss(policy, batch)
+        result = self.loss(policy, batch)
+        if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast in silence.
+            raise TypeError(_no_token_loss(self.loss, result))
+        token_loss, token_metrics = result
         token_loss = where0(mask, token_loss.expand_as(mask))
         metrics = {f"loss/{name}": value for name, value in token_metrics.items()}
         correction = batch.get("correction_weight", None)
@@ -88,6 +92,15 @@ class Objective:
         loss_sum = weighted.sum()
         sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
         return loss_sum, sums
+
+
+def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
+    is_whole = isinstance(result, TokenLoss)
+    got = f"a loss of shape {list(result.loss.shape)}" if is_whole else type(result).__name__
+    return (
+        f"{type(loss).__name__} must return TokenLoss(loss [B, L] or [B, 1], metrics), got {got}; "
+        "leave sums and means to the aggregation."
+    )
 
 
 def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:

@@ -57,6 +57,8 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
             raise TypeError(
                 f"{kind} {name!r}: {cls.__qualname__} must be a dataclass; put @dataclass under @register."
             )
+        if not cls.__module__.startswith("titanrl.components."):
+            load(kind)  # So that taking a built-in's name is found here, at the class that takes it.
         taken = _classes[kind].get(name)
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             owner = f"{taken.__module__}.{taken.__qualname__}"

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
-from titanrl.config.status import status_of
+from titanrl.config.status import laws_of, status_of
 from titanrl.decode import settable
 from titanrl.lazy import lazy_torch
 from titanrl.registry import component_class, kinds, names
@@ -62,5 +62,13 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
         console.print(f"Needs of the head: {wanted}")
     status = status_of(kind, name)
     console.print(f"Golden cases: {status.golden}")
-    console.print(f"Laws: {', '.join(status.laws) or 'none that titanrl ships'}")
+    console.print(f"Laws: {', '.join(status.laws) or _command_for_laws(kind, cls, name)}", soft_wrap=True)
     console.print(f"Source file: {inspect.getsourcefile(cls)}")
+
+
+def _command_for_laws(kind: str, cls: type, name: str) -> str:
+    """Returns how to run the laws of a clone on a component of the user's own."""
+    if kind == "kl":
+        return "none; those of kl are about what the built-in estimators share"
+    files = " ".join(f"$TITANRL/{file}" for file in laws_of(kind))
+    return f"python -m pytest -p {cls.__module__} {files} -k {name}" if files else "none"

@@ -91,17 +91,19 @@ def reads(cls: Any) -> str:
 def needs(cls: Any) -> str:
     """Returns which outputs of the head a loss needs beside the log-probs; empty for none."""
     note = " (its keys may change that)" if isinstance(getattr(cls, "needs", ()), property) else ""
-    return (", ".join(_declared(cls, "needs") or ()) + note).strip()
+    wanted = ", ".join(_declared(cls, "needs") or ())
+    return (wanted or "none") + note if wanted or note else ""
 
 
 def _declared(cls: Any, attribute: str) -> tuple[Any, ...] | None:
     """Returns what a class declares, or its default settings do; None if it cannot be built without keys."""
-    if isinstance(getattr(cls, attribute, ()), property):
-        try:
-            return tuple(getattr(cls(), attribute))
-        except (TypeError, ValueError):
-            return None
-    return tuple(getattr(cls, attribute, ()))
+    value = getattr(cls, attribute, ())
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    try:
+        return tuple(getattr(cls(), attribute))
+    except (TypeError, ValueError):
+        return None
 
 
 def _sources(cls: type) -> Iterator[ast.ClassDef]:

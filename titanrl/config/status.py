@@ -16,7 +16,7 @@ from typing import Any
 
 from titanrl.registry import kinds
 
-__all__ = ["FILE", "Status", "status_of", "survey"]
+__all__ = ["FILE", "Status", "laws_of", "status_of", "survey"]
 
 FILE = Path(__file__).with_name("status.json")
 
@@ -39,12 +39,17 @@ class Status:
         return " and ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in counts if n) or "none"
 
 
+def laws_of(kind: str) -> tuple[str, ...]:
+    """Returns the test files of the repository that run over every registered component of a kind."""
+    return tuple(_shipped()["laws"][kind])
+
+
 def status_of(kind: str, name: str) -> Status:
     """Returns the status of a built-in component; nothing at all for one that came from elsewhere."""
     counts = _shipped()["golden"].get(kind, {}).get(name)
     if counts is None:
         return Status()
-    return Status(values=counts[0], refusals=counts[1], laws=tuple(_shipped()["laws"][kind]))
+    return Status(values=counts[0], refusals=counts[1], laws=laws_of(kind))
 
 
 def survey(root: Path, names: dict[str, list[str]]) -> dict[str, Any]:

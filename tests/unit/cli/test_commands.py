@@ -122,6 +122,9 @@ def test_components_shows_those_of_an_import(tmp_path: Path) -> None:
     output = titanrl("components", "loss", "cli_lab_loss", "--import", path).output
     assert "Returns nothing much." in output
     assert "How wide." in output
+    assert "Laws: python -m pytest -p cli_lab $TITANRL/tests/laws/" in output
+    assert "-k cli_lab_loss" in output.replace("\n", " ")
+    assert "Golden cases: none" in output
 
 
 def test_train_hands_the_experiment_to_the_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:

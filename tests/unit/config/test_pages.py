@@ -88,4 +88,4 @@ def test_reads_and_needs_are_those_of_the_defaults() -> None:
     assert reads(component_class("advantage", "gdpo")) == "what its keys name"
     assert reads(component_class("advantage", "ema_baseline")).endswith("where the batch has them agent_id")
     assert needs(component_class("loss", "value")) == "value"
-    assert needs(component_class("loss", "dpo")) == "(its keys may change that)"
+    assert needs(component_class("loss", "dpo")) == "none (its keys may change that)"
