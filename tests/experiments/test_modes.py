@@ -30,6 +30,19 @@ def test_greedy_answers_are_scored_for_components_that_compare_with_them(train: 
     assert "reward/greedy_mean" not in train("rloo", overrides=one).steps[0]
 
 
+def test_entropy_of_the_old_policy_is_scored_where_it_selects_tokens(train: Train) -> None:
+    trained = train("entropy_80_20", overrides=["loop.steps=2"])
+    assert all(step["correction/dropped_fraction"] == pytest.approx(0.8, abs=0.02) for step in trained.steps)
+
+
+def test_optimal_token_baseline_trains_on_squared_probabilities(train: Train) -> None:
+    overrides = ["loop.steps=2", "algorithm.advantage.name=optimal_token_baseline"]
+    trained = train("opo", overrides=overrides)
+    assert trained.session.scored_keys == {"old_logprob", "sum_pi_squared"}
+    assert all(step["advantage/abs_mean"] > 0 for step in trained.steps)
+    assert all(step["update/skipped"] == 0 for step in trained.steps)
+
+
 LEARNING = ["loop.steps=12", "optimizer.lr=1e-2", "sampler.max_response_tokens=12"]
 
 

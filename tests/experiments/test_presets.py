@@ -40,7 +40,7 @@ class Row:
     critic: str | None = None
     lr: float = 1e-6
     adds: str = PROMPTS + REWARDS
-    """What an experiment on the preset must say beside its sizes; presets for fixed answers: ``data(...)``."""
+    """What an experiment on the preset must say beside its sizes: prompts and rewards, or ``data(...)``."""
     overrides: tuple[str, ...] = ()
     """What so short a run needs changed."""
 
