@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.experiments.conftest import PROMPTS, TEACHER, Train, data
+from tests.experiments.conftest import PROMPTS, REWARDS, ROOT, TEACHER, Train, Write, data
 from titanrl.engine import Engine
 
 
@@ -64,3 +69,23 @@ def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(tr
     trained = train("distill", data("messages") + TEACHER, ["loop.steps=12", "optimizer.lr=1e-2"])
     divergence = [step["loss/total"] for step in trained.steps]
     assert divergence[-1] < 0.6 * divergence[0]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("preset", "adds"), [("gkd", TEACHER), ("remax", REWARDS)], ids=["gkd", "remax"])
+def test_two_processes_give_the_run_of_one(
+    preset: str, adds: str, train: Train, write: Write, folder: Path
+) -> None:
+    overrides = ["loop.steps=2", "optimizer.lr=1e-2"]
+    one = train(preset, PROMPTS + adds, overrides).steps
+    options = [f"--set={each}" for each in (*overrides, "run.name=two")]
+    command = [sys.executable, "-m", "titanrl", "train", str(write(preset, PROMPTS + adds)), "--nproc", "2"]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = (folder / "runs").glob("two*")
+    two = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for alone, shared in zip(one, two, strict=True):
+        for key in {"loss/total", "reward/greedy_mean", "update/grad_norm", "loss/entropy"} & alone.keys():
+            assert shared[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-5), key
+    run.rename(run.with_name(f"{preset}_of_two"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from titanrl.loop.buffer import trim
 from titanrl.ops.bins import balance
 from titanrl.ops.prefix import group_tokens
 
-__all__ = ["agree", "gather", "gather_objects", "share"]
+__all__ = ["agree", "gather", "gather_objects", "share", "total"]
 
 
 def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
@@ -51,6 +51,12 @@ def gather_objects(items: Sequence[Any], group: dist.ProcessGroup | None, degree
     parts: list[Any] = [None] * degree
     dist.all_gather_object(parts, list(items), group=group)
     return [item for part in parts for item in part]
+
+
+def total(counts: Mapping[str, float], group: dist.ProcessGroup | None, degree: int) -> dict[str, float]:
+    """Returns the sum of each count over all ranks, which hold the same names."""
+    parts = gather_objects([counts], group, degree)
+    return {name: sum(part[name] for part in parts) for name in counts}
 
 
 def agree(value: Any) -> Any:
