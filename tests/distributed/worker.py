@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 import titanrl
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig, set_threads
-from titanrl.engine.settings import FrozenModel
+from titanrl.engine.settings import CriticModel, FrozenModel
+from titanrl.engine.trainee import Trainee
 from titanrl.objective import Objective
 
 LENGTH = 40
@@ -71,7 +72,7 @@ def starved(batch: TensorDict, degree: int) -> TensorDict:
     return batch
 
 
-def watch_gradients(engine: Engine, seen: list[dict[str, torch.Tensor]]) -> None:
+def watch_gradients(trainee: Trainee, seen: list[dict[str, torch.Tensor]]) -> None:
     """Keeps the full gradients of each step, as the optimizer gets them."""
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -83,16 +84,17 @@ def watch_gradients(engine: Engine, seen: list[dict[str, torch.Tensor]]) -> None
                 found[name] = full.clone()
         seen.append(found)
 
-    for optimizer in engine.policy.optimizers.optimizers:
+    for optimizer in trainee.optimizers.optimizers:
         optimizer.register_step_pre_hook(keep)
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Returns the losses, scores, full gradients of every step and the final weights by their HF names."""
+    optimizer = Optimizer(lr=1e-2, implementation="foreach")
     engine = Engine(
         EngineConfig(
             model=case["model"],
-            head=case.get("head", "language"),
+            critic=CriticModel(path=case["critic"], optimizer=optimizer) if "critic" in case else None,
             frozen={"teacher": FrozenModel(case["teacher"], top_k=7)} if "teacher" in case else {},
             temperature=case.get("temperature", 1.0),
             steps=10,
@@ -102,20 +104,21 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
                 max_norm=1e9,
                 mixed_precision_param=case.get("precision", "float32"),
             ),
-            optimizer=Optimizer(lr=1e-2, implementation="foreach"),
+            optimizer=optimizer,
             parallelism=Parallelism(**case.get("parallelism", {})),
         )
     )
-    if case.get("head") == "value":
-        objective, keys = Objective(loss=titanrl.build("loss", {"name": "value"})), ("value",)
-    elif "teacher" in case:
-        distill = titanrl.build("loss", {"name": "topk_distill", "direction": "jsd"})
-        objective, keys = Objective(loss=distill), ("logprob", "entropy")
+    if "teacher" in case:
+        objective = Objective(loss=titanrl.build("loss", {"name": "topk_distill", "direction": "jsd"}))
     else:
         clipped, kl = titanrl.build("loss", {"name": "ppo_clip"}), titanrl.build("kl", {"name": "k3"})
-        objective, keys = Objective(loss=clipped, kl=kl), ("logprob", "entropy")
+        objective = Objective(loss=clipped, kl=kl)
+    regression = Objective(loss=titanrl.build("loss", {"name": "value"}))
     gradients: list[dict[str, torch.Tensor]] = []
-    watch_gradients(engine, gradients)
+    of_critic: list[dict[str, torch.Tensor]] = []
+    watch_gradients(engine.policy, gradients)
+    if engine.critic is not None:
+        watch_gradients(engine.critic, of_critic)
     losses, scores, counts = [], [], []
     shares = case.get("shares", engine.dp_degree)
     for step in range(case.get("steps", 3)):
@@ -125,14 +128,19 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             batch = starved(batch, shares)
         rows = share(batch, engine.dp_rank, engine.dp_degree, starve=starve)
         rows["ref_logprob"] = rows["old_logprob"]
-        scores.append(engine.score(rows, keys) | {"group_id": rows["group_id"]})
+        scores.append(engine.score(rows, ("logprob", "entropy")) | {"group_id": rows["group_id"]})
         if "teacher" in case:
             found = engine.frozen["teacher"].score(rows, ("likeliest_ids", "likeliest_logprob"))
             rows["candidate_ids"], rows["candidate_logprob"] = found.values()
             scores[-1] |= found
+        if engine.critic is not None:
+            scores[-1] |= engine.critic.score(rows, ("value",))
         metrics = engine.update(rows, objective, (0.05, 0.0))
         losses.append(metrics["loss/total"][0])
-        counts.append(metrics["loss/entropy"][1] if "teacher" in case else metrics["loss/clip_fraction"][1])
+        counts.append(metrics["loss/entropy"][1])
+        if engine.critic is not None:
+            losses.append(engine.critic.update(rows, regression, (0.0, 0.0))["loss/total"][0])
+            gradients[-1] |= {f"critic.{name}": value for name, value in of_critic[-1].items()}
     weights = dict(engine.weights())
     engine.close()
     return {"losses": losses, "scores": scores, "gradients": gradients, "counts": counts, "weights": weights}
