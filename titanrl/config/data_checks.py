@@ -97,6 +97,14 @@ def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     return [Problem("data", f"must bring {needs}, for {label(algorithm.loss)}, {got}; {use}.")]
 
 
+def _kl_in_brought_rewards(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
+    is_brought = "token_reward" in getattr(data, "out_keys", ())
+    if not is_brought or algorithm.kl is None or algorithm.kl.placement != "reward":
+        return []
+    text = "must not be 'reward' where [data] brings token_reward; choose placement 'loss' or 'advantage'."
+    return [Problem("algorithm.kl", text, "placement")]
+
+
 def _labels_are_read(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     if data is None or not is_data(type(data)):
         return []
@@ -124,6 +132,7 @@ DATA_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _held_out,
     _source_kinds,
     _pairs,
+    _kl_in_brought_rewards,
     _labels_are_read,
     _held_out_like_data,
 )

@@ -48,7 +48,8 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
     if kl is not None and kl.placement != "loss":
         log_ratio = where0(batch["loss_mask"], batch["old_logprob"] - batch["ref_logprob"])
         metrics["kl/value"] = masked_mean(log_ratio.double(), batch["loss_mask"])
-    if _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward"):
+    is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
+    if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
         batch["token_reward"] = _token_reward(batch, kl)
     if algorithm.advantage is not None:
         metrics |= _set_advantage(batch, algorithm)
