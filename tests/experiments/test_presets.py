@@ -43,6 +43,19 @@ class Row:
     """What an experiment on the preset must say beside its sizes: prompts and rewards, or ``data(...)``."""
     overrides: tuple[str, ...] = ()
     """What so short a run needs changed."""
+    anchored: bool = False
+    """Whether a [reference] is there for something else than a KL term."""
+    head: str = "language"
+
+
+def fixed(loss: str, format: str, aggregation: str = "sequence_mean", **others: Any) -> Row:
+    """Returns the row of a preset for fixed answers."""
+    return Row(loss=loss, aggregation=aggregation, adds=data(format), **others)
+
+
+def dpo(keys: str = "") -> Row:
+    """Returns the row of a variant of DPO."""
+    return fixed(f"dpo({keys})" if keys else "dpo", "preference", lr=5e-7, anchored=True)
 
 
 ROWS = {
@@ -119,6 +132,31 @@ ROWS = {
     "distill": Row(
         loss="topk_distill", aggregation="token_mean", top_k=64, adds=data("messages") + TEACHER
     ),
+    "dpo": dpo(),
+    "cdpo": dpo("label_smoothing=0.1"),
+    "robust_dpo": dpo("variant=robust, label_smoothing=0.1"),
+    "hinge_dpo": dpo("variant=hinge"),
+    "exo": dpo("variant=exo_pair, label_smoothing=0.001"),
+    "discopop": dpo("variant=discopop"),
+    "nca": dpo("variant=nca_pair"),
+    "bco": dpo("variant=bco_pair"),
+    "sppo": dpo("variant=sppo_hard"),
+    "apo_zero": dpo("variant=apo_zero"),
+    "apo_down": dpo("variant=apo_down"),
+    "dpo_norm": dpo("variant=sigmoid_norm"),
+    "aot": dpo("variant=aot"),
+    "aot_unpaired": dpo("variant=aot_unpaired"),
+    "wpo": dpo("weighting=wpo"),
+    "ipo": fixed("ipo", "preference", lr=5e-7, anchored=True),
+    "simpo": fixed("simpo", "preference", lr=5e-7),
+    "orpo": fixed("orpo", "preference", lr=5e-6),
+    "cpo": fixed("cpo", "preference"),
+    "kto": fixed("kto", "unpaired", lr=5e-7, anchored=True),
+    "sft": fixed("sft", "messages", "token_mean", lr=1e-5),
+    "dft": fixed("dft", "messages", "token_mean", lr=1e-5),
+    "rm": fixed("bradley_terry(center=0.01)", "preference", lr=9e-6, head="value"),
+    "rm_ranking": fixed("pairwise_ranking", "ranked", lr=9e-6, head="value"),
+    "prm": fixed("process_bce", "stepwise", "token_mean", lr=9e-6, head="value"),
     "rft": Row(loss="sft", aggregation="token_mean", filter="best_of_n", samples=16),
 }  # fmt: skip
 
@@ -147,6 +185,8 @@ def as_row(experiment: Experiment, like: Row) -> Row:
         lr=experiment.optimizer.lr,
         adds=like.adds,
         overrides=like.overrides,
+        anchored=kl is None and experiment.reference is not None,
+        head=experiment.model.head,
     )
 
 

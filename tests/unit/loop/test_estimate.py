@@ -206,7 +206,7 @@ def test_weigh_counts_over_the_rows_that_it_is_given() -> None:
 
 
 def test_explained_variance_is_absent_where_returns_do_not_vary() -> None:
-    batch = scored_batch(Shape((2, 2), 6, 3, 0.9))
+    batch = scored_batch(Shape((2, 2), 6, 3, 0.9)).exclude("token_reward")
     chosen = algorithm(advantage={"name": "gae", "gamma": 0.9, "whiten": False})
     got, metrics = estimate(batch, chosen)
     mask = got["loss_mask"]
