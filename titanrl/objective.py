@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from titanrl.ops.masked import where0
-from titanrl.protocols import TokenLoss
+from titanrl.protocols import PolicyOutputs, TokenLoss
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from titanrl.protocols import KLEstimator, PolicyLoss, PolicyOutputs
+    from titanrl.protocols import KLEstimator, PolicyLoss
 
 __all__ = ["Objective", "compiled"]
 
@@ -84,11 +85,9 @@ class Objective:
             if self.entropy:
                 total = total - eta * entropy
         weighted = where0(mask, weight) * total
-        count = mask.sum().float()
-        sums = {
-            name: (where0(mask, value.detach().expand_as(mask).float()).sum(), count)
-            for name, value in metrics.items()
-        }
+        tokens = mask.sum(-1, keepdim=True).float()
+        count = tokens.sum()
+        sums = {name: (_sum(value.detach().float(), mask, tokens), count) for name, value in metrics.items()}
         loss_sum = weighted.sum()
         sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
         return loss_sum, sums
@@ -103,10 +102,70 @@ def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
     )
 
 
+def _sum(metric: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns [] the sum over trainable tokens of a metric [B, L], or [B, 1]: one number a row."""
+    if metric.shape == mask.shape:
+        return where0(mask, metric).sum()
+    return (where0(tokens > 0, metric) * tokens).sum()
+
+
 def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
-    """Returns ``objective`` as one graph for any shape; call it as the objective itself."""
+    """Returns ``objective`` as one graph for any shape; call it as the objective itself.
+
+    The graph computes the gradient along with the value: both are one pass over the batch, and nothing but
+    the gradient is kept for the backward pass.
+    """
     # torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the
     # second of two losses that differ in one float would compute the first one's. Needed until torch
     # is fixed.
     torch._dynamo.config.specialize_float = True
-    return torch.compile(objective.__call__, fullgraph=True, dynamic=True, backend=backend)
+    bonus = ("entropy",) if objective.entropy else ()
+    names = dict.fromkeys(("logprob", *getattr(objective.loss, "needs", ()), *bonus))
+
+    def with_gradient(
+        moving: Mapping[str, torch.Tensor],
+        policy: PolicyOutputs,
+        batch: TensorDict,
+        coefficients: torch.Tensor,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Any]:
+        batch = batch.copy().set("loss_mask", batch["loss_mask"] > 0)
+
+        def total(moving: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+            return objective(policy._replace(**moving), batch, coefficients)
+
+        gradient, (value, sums) = torch.func.grad_and_value(total, has_aux=True)(moving)
+        return gradient, value, sums
+
+    graph = torch.compile(with_gradient, fullgraph=True, dynamic=True, backend=backend)
+
+    def call(
+        policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
+    ) -> tuple[torch.Tensor, Any]:
+        given = {name: getattr(policy, name) for name in names}
+        still = PolicyOutputs._make(None if field is None else field.detach() for field in policy)
+        # The vectorised loops of torch 2.13 on CPU read bools one by one, and that takes longest.
+        batch = batch.copy().set("loss_mask", batch["loss_mask"].float())
+        moving = {name: field.detach() for name, field in given.items()}
+        gradient, value, sums = graph(moving, still, batch, coefficients)
+        total = _WithGradient.apply(  # type: ignore[no-untyped-call]
+            value, *gradient.values(), *given.values()
+        )
+        return total, sums
+
+    return call
+
+
+class _WithGradient(torch.autograd.Function):
+    """A scalar whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        """Args: the gradients with respect to the tensors, then as many tensors."""
+        ctx.save_for_backward(*tensors[: len(tensors) // 2])
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient = [each * by_value for each in ctx.saved_tensors]
+        return (None, *(None for _ in gradient), *gradient)

@@ -120,7 +120,8 @@ class DPO:
         policy_chosen, policy_rejected = split_pairs(sequence_sum(logprob, mask))
         ref_chosen, ref_rejected = split_pairs(sequence_sum(ref_logprob, mask))
         chosen_tokens, rejected_tokens = split_pairs(mask.sum(-1, keepdim=True).clamp_min(1))
-        chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
+        # The difference first: both sums are large, and near each other.
+        chosen, rejected = split_pairs(sequence_sum(logprob - ref_logprob, mask))
         pair = PairRatios(
             logit=self.beta
             * (score(chosen, self.divergence, self.alpha) - score(rejected, self.divergence, self.alpha)),

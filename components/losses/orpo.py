@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
+from titanrl.ops.complement import complement
 from titanrl.ops.preference import both_rows, live_pairs, split_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
@@ -49,7 +50,7 @@ class ORPO:
         live = live_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         below = mean.clamp(max=-1e-6)
-        log_odds = below - (-torch.expm1(below)).log()
+        log_odds = below - complement(below).log()
         chosen, rejected = split_pairs(mean)
         chosen_odds, rejected_odds = split_pairs(log_odds)
         preference = -torch.nn.functional.logsigmoid(chosen_odds - rejected_odds)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from titanrl.errors import check_range
+from titanrl.ops.complement import complement
 from titanrl.ops.preference import both_rows, live_pairs, smoothed_sigmoid_loss, split_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
@@ -63,7 +62,7 @@ class SimPO:
         live = live_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         if self.alpha:
-            mean = -torch.expm1((-self.alpha * mean).clamp(max=EXPONENT_CLAMP)) / self.alpha
+            mean = complement((-self.alpha * mean).clamp(max=EXPONENT_CLAMP)) / self.alpha
         chosen, rejected = split_pairs(mean)
         logit = self.beta * (chosen - rejected) - self.gamma
         loss = smoothed_sigmoid_loss(logit, self.label_smoothing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from titanrl.ops.masked import masked_mean, masked_sum
+from titanrl.ops.masked import masked_sum, where0
 
 __all__ = ["after_last_trainable", "at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
 
@@ -33,10 +33,14 @@ def at_last_trainable(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, 1] the sum of ``x`` [N, L] over each row's trainable tokens."""
-    return masked_sum(x, mask, -1, keepdim=True)
+    """Returns [N, 1] the sum of ``x`` [N, L] over each row's trainable tokens.
+
+    Added up in float64: long rows lose no digits, and the order of addition, which is the compiler's and the
+    processor's, shows in none.
+    """
+    return where0(mask, x).sum(-1, keepdim=True, dtype=torch.float64).to(x.dtype)
 
 
 def sequence_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Returns [N, 1] the mean of ``x`` [N, L] over each row's trainable tokens; 0 on a fully masked row."""
-    return masked_mean(x, mask, -1, keepdim=True)
+    return sequence_sum(x, mask) / mask.sum(-1, keepdim=True).clamp_min(1)
