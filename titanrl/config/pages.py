@@ -10,6 +10,7 @@ import json
 import re
 from pathlib import Path
 
+from titanrl.config.algorithm_page import algorithm_page
 from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
 from titanrl.config.page_texts import INDEX, KINDS, MADE, Kind
 from titanrl.config.status import FILE, status_of, survey
@@ -40,7 +41,10 @@ def builtin(kind: str) -> list[str]:
 
 
 def write(root: Path) -> list[Path]:
-    """Writes what is generated from a clone: the shipped test status, then the pages. Returns the files."""
+    """Writes what is generated from a clone: the shipped test status, then the pages. Returns the files.
+
+    Beside the component pages it is that of the presets.
+    """
     status = survey(root, {kind: builtin(kind) for kind in kinds()})
     FILE.write_text(json.dumps(status, indent=1) + "\n", "utf-8")
     folder = root / "docs" / "components"
@@ -49,7 +53,9 @@ def write(root: Path) -> list[Path]:
         old.unlink()
     for name, text in pages().items():
         (folder / name).write_text(text, "utf-8")
-    return [FILE, *sorted(folder.iterdir())]
+    presets = root / "docs" / "algorithms.md"
+    presets.write_text(algorithm_page(root / "experiments" / "algorithms"), "utf-8")
+    return [FILE, presets, *sorted(folder.iterdir())]
 
 
 def _page(kind: str) -> str:
