@@ -94,6 +94,14 @@ def test_frozen_models_must_have_the_models_tokenizer(model: Path, tmp_path: Pat
     assert "(id 4)" in report
 
 
+def test_critic_may_be_a_value_model_with_the_models_tokens(model: Path, tmp_path: Path) -> None:
+    ppo = ("algorithm.advantage={name='gae'}", "algorithm.kl=", "reference=")
+    value = create(tmp_path / "value", context=256, head="value")
+    assert texts(experiment(model, *ppo, f"critic.path={value}")) == ""
+    other = create(tmp_path / "other", context=256, head="value", characters="0123456789+")
+    assert "[critic] path must have the model's" in texts(experiment(model, *ppo, f"critic.path={other}"))
+
+
 def test_package_that_a_component_needs_must_be_installed(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 from titanrl.errors import ConfigError, suggest
 
-__all__ = ["ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "read_json", "vocabulary"]
+__all__ = [
+    "ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "is_value_architecture", "num_labels", "read_json",
+    "vocabulary",
+]  # fmt: skip
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -46,7 +49,17 @@ class ModelInfo(NamedTuple):
     @property
     def is_value_model(self) -> bool:
         """Whether the head gives one number instead of the vocabulary's logits."""
-        return self.architecture.endswith("ForSequenceClassification")
+        return is_value_architecture(self.architecture)
+
+
+def is_value_architecture(name: str) -> bool:
+    """Whether transformers' class of that name has a head that gives numbers instead of logits."""
+    return name.endswith("ForSequenceClassification")
+
+
+def num_labels(config: dict[str, Any]) -> int:
+    """Returns how many numbers a classifier's head gives, by its config.json; transformers' default is 2."""
+    return len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
 
 
 def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
@@ -71,6 +84,10 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         raise ConfigError(
             f"{where}: architecture {architecture!r} is not supported{suggest(architecture, ARCHITECTURES)}; "
             f"supported: {', '.join(ARCHITECTURES)}."
+        )
+    if is_value_architecture(architecture) and num_labels(config) != 1:
+        raise ConfigError(
+            f"{where} must have 1 label (id2label) to be a value model, got {num_labels(config)}."
         )
     if config.get("quantization_config"):
         raise ConfigError(f"{where} holds quantized weights; import its dense or GGUF original instead.")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from titanrl.errors import ConfigError, suggest
 from titanrl.models.catalog import CATALOG, PackagedGGUF
-from titanrl.models.folder import ModelInfo, atomic_folder, inspect
+from titanrl.models.folder import ModelInfo, atomic_folder, inspect, is_value_architecture, read_json
 from titanrl.models.gguf import convert, sha256_of
 from titanrl.models.tiny import create
 
@@ -142,10 +142,13 @@ def _copy(source: Path, to: Path) -> None:
         for path in source.glob(pattern):
             shutil.copyfile(path, to / path.name)
     if not list(to.glob("*.safetensors")):
-        from transformers import AutoModelForCausalLM
+        import transformers
 
+        architectures = read_json(source / "config.json", f"model folder '{source}'").get("architectures")
+        is_value_model = any(map(is_value_architecture, architectures or []))
+        kind = "AutoModelForSequenceClassification" if is_value_model else "AutoModelForCausalLM"
         try:
-            AutoModelForCausalLM.from_pretrained(source, dtype="auto").save_pretrained(to)
+            getattr(transformers, kind).from_pretrained(source, dtype="auto").save_pretrained(to)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model folder '{source}' holds no weights that can be read: {error}") from None
     if not (to / "tokenizer.json").is_file():

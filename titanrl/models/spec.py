@@ -27,6 +27,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 
 from titanrl.errors import ConfigError
+from titanrl.models.folder import is_value_architecture, num_labels
 
 __all__ = ["HFConfig", "model_spec", "set_sharding", "value_model_keys"]
 
@@ -84,10 +85,9 @@ class HFConfig:
                 f"{path} architectures must be one of {', '.join(_ARCHITECTURES)}, got {architectures}."
             )
         family = _ARCHITECTURES[architecture]
-        is_value_model = architecture.endswith(_VALUE)
-        num_labels = len(raw.get("id2label") or {}) or raw.get("num_labels", 2)
-        if is_value_model and num_labels != 1:
-            raise ConfigError(f"{path} must have 1 label (id2label) to be a value model, got {num_labels}.")
+        is_value_model = is_value_architecture(architecture)
+        if is_value_model and num_labels(raw) != 1:
+            raise ConfigError(f"{path} must have 1 label (id2label) to be a value model, got {num_labels(raw)}.")
         for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
             if raw.get(key):
                 raise ConfigError(f"{path} {key} must be false, got {raw[key]}.")

@@ -12,6 +12,7 @@ import torch
 import titanrl
 from tests.unit.engine.conftest import make_batch
 from tests.unit.engine.test_engine import gradients_of
+from titanrl.config.engine_tables import Compile
 from titanrl.engine import Engine
 from titanrl.engine.head import Request
 from titanrl.engine.value_head import ValueHead
@@ -113,6 +114,23 @@ def test_update_gradient_equals_autograd_on_transformers(
         ("tok_embeddings.weight", "model.embed_tokens.weight"),
     ):
         torch.testing.assert_close(seen[0][ours], theirs[name].grad, atol=1e-6, rtol=1e-4)
+
+
+def test_compiled_update_of_values_is_one_graph_and_equals_eager(
+    make_engine: Make, value_folder: Path, objective: Objective
+) -> None:
+    seen = []
+    for enable in (False, True):
+        compile = Compile(enable=enable, components=("loss",), backend="aot_eager")
+        engine = make_engine(model=str(value_folder), head="value", compile=compile)
+        batch = make_batch()
+        batch["value"] = batch["advantage"] / 2
+        batch["returns"] = batch["advantage"]
+        seen.append([engine.update(batch, objective, (0.0, 0.0)) for _ in range(2)])
+    for eager, compiled in zip(*seen, strict=True):
+        assert compiled.keys() == eager.keys()
+        for name, (value, count) in eager.items():
+            assert compiled[name] == (pytest.approx(value, rel=1e-4, abs=1e-6), count), name
 
 
 def test_loss_and_head_must_fit(make_engine: Make, objective: Objective) -> None:

@@ -39,6 +39,14 @@ def test_qwen3_is_supported(tmp_path: Path) -> None:
     assert (info.architecture, info.is_tied) == ("Qwen3ForCausalLM", False)
 
 
+def test_value_model_has_one_label(tmp_path: Path) -> None:
+    folder = create(tmp_path / "value", head="value")
+    assert inspect(folder).is_value_model
+    change(folder / "config.json", id2label={"0": "bad", "1": "good"})
+    with pytest.raises(ConfigError, match=r"must have 1 label \(id2label\) to be a value model, got 2"):
+        inspect(folder)
+
+
 def test_sharded_weights_are_read(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     names = {"model.embed_tokens.weight": "model-00001-of-00001.safetensors"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -73,9 +74,11 @@ def test_import_copies_a_folder(tiny: Path, tmp_path: Path, lines: list[str]) ->
     assert lines[-1].startswith(f"{target} is ready (LlamaForCausalLM")
 
 
-def test_import_converts_pickled_weights(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["language", "value"])
+def test_import_converts_pickled_weights(tmp_path: Path, head: Literal["language", "value"]) -> None:
     from safetensors.torch import load_file
 
+    tiny = create(tmp_path / "tiny", head=head)
     weights = load_file(tiny / "model.safetensors")
     (tiny / "model.safetensors").unlink()
     torch.save(weights, tiny / "pytorch_model.bin")
