@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     path = tmp_path / "experiment.toml"
-    text = FILE.format(root=ROOT, folder=tmp_path).replace("base/grpo.toml", "algorithms/ppo.toml")
+    text = FILE.format(root=ROOT, folder=tmp_path).replace("algorithms/grpo.toml", "algorithms/ppo.toml")
     sizes = "[loop]\nminibatches = 2\nepochs = 2\n"
     text = text.replace("[loop]\n", sizes).replace("steps = 4", "steps = 3")
     path.write_text(f"{text}{CRITIC}[critic]\nwarmup_steps = 1\n")

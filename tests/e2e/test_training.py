@@ -23,7 +23,7 @@ from titanrl.models import tiny
 
 ROOT = Path(__file__).parents[2]
 FILE = """
-base = "{root}/experiments/base/grpo.toml"
+base = "{root}/experiments/algorithms/grpo.toml"
 [run]
 folder = "{folder}/runs"
 name = "tiny"

@@ -209,7 +209,9 @@ def test_every_row_of_the_catalogue_has_its_preset() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_preset_says_what_its_row_says(preset: str, write: Write) -> None:
     row = ROWS[preset]
-    assert as_row(load(write(preset, row.adds), ["loop.steps=100"]), row) == row
+    experiment = load(write(preset, row.adds), ["loop.steps=100"])
+    assert as_row(experiment, row) == row
+    assert (experiment.optimizer.weight_decay, experiment.training.max_norm) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -30,7 +30,7 @@ class MyLoss:
 def test_the_example_is_an_experiment(write: Write) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     write(MY_LOSS, "my_losses.py")
-    experiment = load(write(text.replace('"base/', f'"{ROOT}/experiments/base/')))
+    experiment = load(write(text.replace('"algorithms/', f'"{ROOT}/experiments/algorithms/')))
     assert name_of(experiment.algorithm.loss) == "my_loss"
     assert experiment.algorithm.kl is None
     assert experiment.loop.samples_per_prompt == 8

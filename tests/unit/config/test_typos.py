@@ -22,10 +22,9 @@ EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 WHOLE = sorted(
     path
     for path in EXPERIMENTS.rglob("*.toml")
-    if not {"base", "algorithms", "compat", "ablations", "pipelines"}
-    & set(path.relative_to(EXPERIMENTS).parts)
+    if not {"algorithms", "compat", "ablations", "pipelines"} & set(path.relative_to(EXPERIMENTS).parts)
 )
-"""The files that can be run; base files and presets are parts of them."""
+"""The files that can be run; presets are parts of them."""
 
 Place = tuple[str | int, ...]
 
