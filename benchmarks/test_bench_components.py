@@ -6,10 +6,8 @@ time; the gate is on the ratio. Run: ``pytest benchmarks/test_bench_components.p
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,43 +15,10 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from benchmarks.timing import compare
 from titanrl.ops.returns import Layout, gae
 
-ROUNDS = 9
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # Once a block of this size was freed, glibc keeps memory between calls, as in any training process.
-    torch.empty(7_500_000)
-    yield
-    torch.set_num_threads(threads)
-
-
-def compare(benchmark: Any, ours: Callable[[], Any], peer: Callable[[], Any], at_least: float) -> None:
-    """Times both in turns and asserts that ``ours`` is ``at_least`` so many times faster, by medians."""
-    if benchmark.disabled:
-        ours()
-        return
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    for _ in range(ROUNDS):
-        for name, call, repeats in (("peer", peer, 1), ("ours", ours, 5)):
-            call()
-            for _ in range(repeats):
-                began = time.process_time()
-                call()
-                times[name].append(time.process_time() - began)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    benchmark.extra_info.update(
-        peer_ms=median["peer"] * 1e3, ours_ms=median["ours"] * 1e3, ratio=median["peer"] / median["ours"],
-        peer_spread_ms=(max(times["peer"]) - min(times["peer"])) * 1e3, threads=1, dtype="float32",
-        torch=torch.__version__,
-    )  # fmt: skip
-    benchmark(ours)
-    assert median["peer"] / median["ours"] >= at_least, benchmark.extra_info
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # ------------------------------------------------------------------ GAE
 

@@ -144,7 +144,7 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
         given = {name: getattr(policy, name) for name in names}
         still = PolicyOutputs._make(None if field is None else field.detach() for field in policy)
         # The vectorised loops of torch 2.13 on CPU read bools one by one, and that takes longest.
-        batch = batch.copy().set("loss_mask", batch["loss_mask"].float())
+        batch = batch.copy().set("loss_mask", batch["loss_mask"].view(torch.uint8).float())
         moving = {name: field.detach() for name, field in given.items()}
         gradient, value, sums = graph(moving, still, batch, coefficients)
         total = _WithGradient.apply(  # type: ignore[no-untyped-call]
@@ -167,5 +167,6 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_value: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradient = [each * by_value for each in ctx.saved_tensors]
+        # In place: autograd refuses a second backward pass, as it does wherever a graph was freed.
+        gradient = [each.mul_(by_value) for each in ctx.saved_tensors]
         return (None, *(None for _ in gradient), *gradient)

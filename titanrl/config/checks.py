@@ -50,11 +50,16 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
     kl, advantage = algorithm.kl, algorithm.advantage
     if kl is None or kl.placement != "reward" or "token_reward" in getattr(advantage, "in_keys", ()):
         return []
-    reader = "no advantage" if advantage is None else label(advantage)
-    text = (
-        f"'reward' puts the KL into token_reward, which {reader} does not read; set [algorithm.advantage] "
-        "source = 'token_reward' if it has that key, or choose placement 'loss'."
-    )
+    if advantage is None:
+        reader, remedy = "no advantage", "choose placement 'loss'"
+    elif hasattr(advantage, "source"):
+        reader = label(advantage)
+        remedy = (
+            "set [algorithm.advantage] source = 'token_reward', or choose placement 'advantage' or 'loss'"
+        )
+    else:
+        reader, remedy = label(advantage), "choose placement 'advantage' or 'loss'"
+    text = f"'reward' puts the KL into token_reward, which {reader} does not read; {remedy}."
     return [Problem("algorithm.kl", text, "placement")]
 
 

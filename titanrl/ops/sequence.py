@@ -15,8 +15,8 @@ def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
     Args:
         mask: [N, L] bool, loss_mask.
     """
-    after = mask.flip(-1).cumsum(-1).flip(-1)
-    return mask & (after == 1)
+    place = torch.arange(mask.shape[-1], device=mask.device)
+    return mask & (place == torch.where(mask, place, -1).amax(-1, keepdim=True))
 
 
 def after_last_trainable(mask: torch.Tensor) -> torch.Tensor:
