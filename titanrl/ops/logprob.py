@@ -1,6 +1,6 @@
 """Log-prob and entropy of hidden states: the only code with a vocabulary axis.
 
-The logits of 256 tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
+The logits of 512 tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
 The matrix products are plain; what is done to a row of logits are the two kernels below, which compile.
 """
 
@@ -23,8 +23,10 @@ __all__ = [
     "token_statistics",
 ]
 
-CHUNK = 256
+CHUNK = 512
 """Tokens whose logits exist at one time."""
+CACHED = 2**19
+"""Numbers that a CPU keeps at hand: so many are worked on at a time, where no compiler sees to it."""
 
 
 class TokenStatistics(NamedTuple):
@@ -100,9 +102,32 @@ class Kernels(NamedTuple):
 
     statistics: Callable[[torch.Tensor, float], RowStatistics]
     gradient: Callable[..., torch.Tensor]
+    """May overwrite the logits."""
 
 
-EAGER = Kernels(row_statistics, row_gradient)
+def _statistics_by_rows(logits: torch.Tensor, temperature: float) -> RowStatistics:
+    parts = [row_statistics(rows, temperature) for rows in _cached_rows(logits)]
+    return RowStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _gradient_by_rows(
+    logits: torch.Tensor, temperature: float, *columns: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns ``logits`` itself, overwritten."""
+    first = 0
+    for rows in _cached_rows(logits):
+        part = slice(first, first + len(rows))
+        rows.copy_(row_gradient(rows, temperature, *(x if x is None else x[part] for x in columns)))
+        first += len(rows)
+    return logits
+
+
+def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows = CACHED // logits.shape[-1] if logits.device.type == "cpu" else len(logits)
+    return torch.split(logits, max(1, rows))
+
+
+EAGER = Kernels(_statistics_by_rows, _gradient_by_rows)
 Group: TypeAlias = Any
 """A process group, or None; torch.distributed is imported by whoever has one."""
 
@@ -198,7 +223,9 @@ class _TokenStatistics(torch.autograd.Function):
                 entropy[part].unsqueeze(-1),
                 None if by_entropy is None else by_entropy[part],
             )
-            gradient.scatter_add_(-1, local[part], picks[part].to(gradient.dtype))
+            # Some hundred numbers: scatter_add_ would go over the whole chunk.
+            at = local[part] + torch.arange(len(logits), device=local.device).unsqueeze(-1) * logits.shape[-1]
+            gradient.view(-1).index_add_(0, at.view(-1), picks[part].view(-1).to(gradient.dtype))
             hidden_gradient[part] = gradient @ weight
             if weight.dtype == torch.float32:
                 weight_gradient.addmm_(gradient.t(), hidden[part])

@@ -105,7 +105,7 @@ def test_head_holds_the_logits_of_one_chunk_only() -> None:
 
     hidden, weight, ids, *_ = inputs(4)
     token_statistics(hidden, weight, ids, kernels=ops.Kernels(statistics, ops.row_gradient))
-    assert seen == [256, 256, 88]
+    assert seen == [ops.CHUNK, 600 - ops.CHUNK]
 
 
 def test_head_in_bfloat16_keeps_float32_sums() -> None:
