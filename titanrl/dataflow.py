@@ -93,7 +93,7 @@ def flows(
     if rewards:
         parts = tuple(("rewards", name) for name, _ in rewards)
         score.append(Flow("score", "weighted sum", "", parts, ("reward",)))
-    if algorithm.old_logprob == "sampler":
+    if algorithm.old_logprob == "sampler" and data is None:
         score.append(Flow("score", TWO_POLICY, "algorithm", ("sampler_logprob",), ("old_logprob",)))
         wanted.discard("old_logprob")
     if policy := tuple(key for key in POLICY_KEYS if key in wanted):
@@ -210,6 +210,8 @@ def _remedy(key: BatchKey, flow: Sequence[Flow]) -> str:
         return "; add a [reference] table."
     if key in TEACHER_KEYS:
         return "; add a [teacher] table."
+    if key == "baseline_reward":
+        return "; use [prompts], to which greedy answers can be sampled."
     if key in ("value", "final_value"):
         return "; add a [critic] table."
     fixed = next((actor for actor in flow if actor.table == "data"), None)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.test_training import FILE, ROOT, command, documented_metrics, lines
+from tests.e2e.test_training import FILE, ROOT, command, lines
+from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.loop import loop
 from titanrl.loop.export import export_run
@@ -81,7 +82,7 @@ def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_docum
     assert rows[2]["critic/lr"] == pytest.approx(1e-2)
     for row in rows.values():
         for name in row.keys() - {"step"}:
-            assert name in documented_metrics() or re.fullmatch(r"time/\w+_seconds", name), name
+            assert name in documented_metrics("repetition") or re.fullmatch(r"time/\w+_seconds", name), name
 
 
 def test_critic_learns_what_a_constant_reward_is_worth_at_each_token(file):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.errors import TrainingError
 from titanrl.loop import loop
@@ -78,18 +79,6 @@ def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 def weights(run: Path, to: Path) -> dict[str, torch.Tensor]:
     return load_file(export_run(run, to) / "model.safetensors")
-
-
-def documented_metrics() -> set[str]:
-    """Returns the names of docs/metrics.md, its label standing for the reward of these runs too."""
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    documented = set()
-    for row in re.findall(r"^\| (`[^|]*`)", page, flags=re.MULTILINE):
-        names = re.findall(r"`([^`]+)`", row)
-        stems = [name for name in names if "/" in name]
-        documented.update(stems)
-        documented.update(stems[0].rpartition("_mean")[0] + name for name in names if name.startswith("_"))
-    return documented | {name.replace("<label>", "repetition") for name in documented}
 
 
 def command(file: Path, *arguments: str) -> list[str]:
@@ -172,7 +161,7 @@ def test_two_processes_give_the_run_of_one(file, tmp_path):
 
 def test_every_metric_is_documented_and_every_run_file_is_there(file):
     run = loop.train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
-    documented = documented_metrics()
+    documented = documented_metrics("repetition")
     for row in lines(run):
         for name in row.keys() - {"step"}:
             assert name in documented or re.fullmatch(r"time/\w+_seconds", name), name

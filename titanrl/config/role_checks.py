@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["ROLE_CHECKS"]
 
 
-def _two_policies(algorithm: Algorithm) -> list[Problem]:
+def _two_policies(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     if algorithm.old_logprob == "recompute":
         return []
+    if data is not None:
+        text = "must be 'recompute' with [data], got 'sampler'; fixed answers have no sampler."
+        return [Problem("algorithm", text, "old_logprob")]
     remedy = "remove it, or set [algorithm] old_logprob = 'recompute'."
     problems = [
         Problem(

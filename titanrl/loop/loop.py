@@ -51,7 +51,8 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
     loop = session.experiment.loop
     for draw in range(loop.max_resample + 1):
         with clock("sample"):
-            local = sample(session, local_rows(session, first_group=draw * loop.prompts_per_step), step)
+            asked = local_rows(session, first_group=draw * loop.prompts_per_step)
+            local, greedy_failures = sample(session, asked, step)
             check(local, "sample")
         with clock("score"):
             local, failures = score(session, local)
@@ -67,7 +68,7 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
     with clock("update"):
         session.sampler.sleep()
         sums = optimize(session, batch, step)
-    failures = exchange.total(failures, session.engine.dp_group, session.engine.dp_degree)
+    failures = exchange.total(failures | greedy_failures, session.engine.dp_group, session.engine.dp_degree)
     metrics = batch_metrics(whole) | failures | metrics | means(sums) | {"sample/redraws": float(draw)}
     session.control(metrics, num_sequences=len(whole), step=step)
     shown = _with_advantage(local, batch)

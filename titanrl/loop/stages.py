@@ -28,12 +28,15 @@ def local_rows(session: Session, first_group: int) -> list[PromptRow]:
     return rows[mine.start * loop.samples_per_prompt : mine.stop * loop.samples_per_prompt]
 
 
-def sample(session: Session, rows: Sequence[PromptRow], step: int) -> TensorDict:
-    """Returns this rank's batch as stage `sample` promises it: one answer for each of ``rows``."""
+def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[TensorDict, dict[str, float]]:
+    """Returns this rank's batch as stage `sample` promises it, one answer for each of ``rows``, and how often
+    rewards failed on greedy answers, where those are scored."""
     batch = _answered(session, rows, step, greedy=False)
+    failures: dict[str, float] = {}
     if session.scores_greedy:
-        batch["baseline_reward"] = _greedy_reward(session, rows, step)
-    return batch
+        batch["baseline_reward"], failed = _greedy_reward(session, rows, step)
+        failures["reward/greedy_failures"] = failed
+    return batch, failures
 
 
 def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy: bool) -> TensorDict:
@@ -41,14 +44,14 @@ def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy:
     return assemble(rows, answers, decode=session.tokens.decode, version=session.sampler.version)
 
 
-def _greedy_reward(session: Session, rows: Sequence[PromptRow], step: int) -> torch.Tensor:
-    """Returns [N] float32, the reward of the greedy answer to each row's prompt; one is sampled a group."""
+def _greedy_reward(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[torch.Tensor, float]:
+    """Returns [N] float32, the reward of the greedy answer to each row's prompt, and how often a reward
+    failed on one; there is one a group."""
     first_of = {row.group: row for row in reversed(rows)}
     batch = _answered(session, list(first_of.values()), step, greedy=True)
-    rewards, _ = score_rewards(batch, session.experiment.reward)
+    rewards, failures = score_rewards(batch, session.experiment.reward)
     place = {group: index for index, group in enumerate(first_of)}
-    reward: torch.Tensor = rewards["reward"][[place[row.group] for row in rows]]
-    return reward
+    return rewards["reward"][[place[row.group] for row in rows]], sum(failures.values())
 
 
 def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:

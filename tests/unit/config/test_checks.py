@@ -16,6 +16,7 @@ def refusal(write: Write, *overrides: str, text: str = EXPERIMENT) -> str:
     return str(caught.value)
 
 
+ON_DATA = ["prompts=", "sampler=", "reward=", "data={name='dataset', path='x.jsonl', format='messages'}"]
 CLIPPED = "algorithm.loss.reads=['old_logprob', 'advantage', '{}']"
 
 ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
@@ -173,6 +174,14 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         (
             [CLIPPED.format("teacher_logprob"), "teacher={path='t', top_k=8}"],
             "[teacher] top_k must be left out where no component reads candidate_ids, got 8.",
+        ),
+        (
+            [CLIPPED.format("baseline_reward"), *ON_DATA],
+            "reads 'baseline_reward', which no stage writes; use [prompts], to which greedy answers",
+        ),
+        (
+            ["algorithm.old_logprob=sampler", *ON_DATA],
+            "[algorithm] old_logprob must be 'recompute' with [data], got 'sampler'; fixed answers have no",
         ),
         (["teacher={path='t', top_k=0}"], "[teacher] top_k must be in [1, inf), got 0."),
         (

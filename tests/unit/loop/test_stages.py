@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -58,28 +58,41 @@ def length_reward(weight: float, label: str) -> Reward:
 
 def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() -> None:
     live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
-    batch = sample(live, rows(), step=0)
+    batch, failures = sample(live, rows(), step=0)
+    assert failures == {"reward/greedy_failures": 0.0}
     assert live.sampler.asked == [(6, False), (2, True)]
     assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
     assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
 
 
+def test_failures_on_greedy_answers_are_counted() -> None:
+    def breaks(batch: TensorDict) -> torch.Tensor:
+        raise RuntimeError
+
+    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, deadline_seconds=5.0)
+    batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
+    assert failures == {"reward/greedy_failures": 2.0}
+    assert batch["baseline_reward"].tolist() == [-1.0] * 6
+
+
 def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
     live = session([length_reward(1.0, "x")])
-    assert "baseline_reward" not in sample(live, rows(), step=0)
+    batch, failures = sample(live, rows(), step=0)
+    assert "baseline_reward" not in batch
+    assert failures == {}
     assert live.sampler.asked == [(6, False)]
 
 
 def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
     live = session(old_logprob="sampler")
-    batch = sample(live, rows(), step=0)
+    batch, _ = sample(live, rows(), step=0)
     batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
     scored, _ = score(live, batch)
     assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
 
 
 def test_batch_without_rewards_shows_and_counts_none() -> None:
-    scored, failures = score(session(), sample(session(), rows(), step=0))
+    scored, failures = score(session(), sample(session(), rows(), step=0)[0])
     assert failures == {}
     assert not {"reward", "rewards"} & set(scored.keys())
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
@@ -91,7 +104,7 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
 
 def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
-    scored, _ = score(live, sample(live, [PromptRow(prompt_ids=[5], group=0, sample=3)], step=0))
+    scored, _ = score(live, sample(live, [PromptRow(prompt_ids=[5], group=0, sample=3)], step=0)[0])
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
     (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
