@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 @register("kl", "abs")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abs:
-    """Returns ``|d|``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise, nats.
+    """Returns the size of the log-ratio, elementwise, nats: a penalty, not a KL.
 
-    Not an estimate of a KL. In the loss the expectation of its pathwise gradient sign(d) is that of
+        value = clip(|d|, -output_clamp, output_clamp)
+        d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
+
+    In the loss the expectation of its pathwise gradient sign(d) is that of
     `sum |policy - reference|`, twice the total variation. No gradient reaches ref_logprob; values in masked
     places are the caller's to drop.
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @register("kl", "k1")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class K1:
-    """Returns ``d``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise, nats.
+    """Returns the log-ratio itself, elementwise, nats.
+
+        value = clip(d, -output_clamp, output_clamp)
+        d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
 
     Unbiased for KL(policy || reference) and of either sign. In the reward its policy gradient is right: use
     it there. In the loss its pathwise gradient is 1, whose expectation is 0: use straight_through_k2 there.

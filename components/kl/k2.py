@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @register("kl", "k2")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class K2:
-    """Returns ``d^2 / 2``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise, nats.
+    """Returns half the squared log-ratio, elementwise, nats.
+
+        value = clip(d^2 / 2, -output_clamp, output_clamp)
+        d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
 
     A biased value with the right gradient: in the loss its pathwise gradient d has the expectation grad
     KL(policy || reference). No gradient reaches ref_logprob; values in masked places are the caller's to

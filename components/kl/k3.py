@@ -18,9 +18,12 @@ EXPONENT_CLAMP = 80.0
 @register("kl", "k3")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class K3:
-    """Returns ``exp(-d) - 1 + d``, d = clip(logprob - ref_logprob, -input_clamp, input_clamp), elementwise.
+    """Returns the unbiased estimate of small variance, elementwise, nats.
 
-    In nats. Unbiased for KL(policy || reference), never negative, of small variance. In the loss its pathwise
+        value = clip(exp(-d) - 1 + d, -output_clamp, output_clamp)
+        d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
+
+    Unbiased for KL(policy || reference) and never negative. In the loss its pathwise
     gradient is that of the *forward* KL(reference || policy), and output_clamp 10 hides its pull from
     tokens with d < -2.6: prefer straight_through_k2, or set output_clamp to inf, if the reference must be
     able to pull back. In the reward it is biased. No gradient reaches ref_logprob; values in masked places

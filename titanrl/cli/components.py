@@ -57,7 +57,8 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
         table.add_row(*(escape(cell) for cell in cells))
     console.print()
     console.print(table if settable(cls) else "No keys.")
-    console.print(f"Reads: {reads(cls)}")
+    if hasattr(cls, "in_keys"):
+        console.print(f"Reads: {reads(cls)}")
     if wanted := needs(cls):
         console.print(f"Needs of the head: {wanted}")
     status = status_of(kind, name)

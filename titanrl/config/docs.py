@@ -51,8 +51,8 @@ def type_name(hint: Any) -> str:
         return f"array of {type_name(args[0])}"
     if origin in (typing.Union, types.UnionType):
         return " | ".join(type_name(option) for option in args if option is not type(None))
-    words = {bool: "true | false", float: "number", int: "integer", str: "string"}
-    return words.get(plain, getattr(plain, "__name__", str(plain)))
+    words = {bool: "true | false", float: "number", int: "integer", str: "string", dict: "table"}
+    return words.get(origin or plain, getattr(plain, "__name__", str(plain)))
 
 
 def allowed(hint: Any, interval: str | None) -> str:
@@ -70,7 +70,7 @@ def default_of(field: Field[Any]) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return repr(list(value))
+        return json.dumps(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return re.sub(r"e-0(\d)", r"e-\1", str(value))
@@ -84,8 +84,7 @@ def reads(cls: Any) -> str:
     note = " (its keys may change that)" if isinstance(getattr(cls, "in_keys", ()), property) else ""
     if optional := _declared(cls, "optional_keys"):
         note += f"; where the batch has them {', '.join(map(key_name, optional))}"
-    none = "loss_mask alone" if hasattr(cls, "in_keys") else "its arguments alone"
-    return (", ".join(map(key_name, keys)) or none) + note
+    return (", ".join(map(key_name, keys)) or "loss_mask alone") + note
 
 
 def needs(cls: Any) -> str:

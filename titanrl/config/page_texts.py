@@ -90,7 +90,7 @@ KINDS = {
     ),
     "source": Kind(
         "Sources",
-        "[prompts] and [data], [evaluation.prompts] and [evaluation.data]",
+        "[prompts] or [data]; [evaluation.prompts] or [evaluation.data]",
         "settings.open() -> a sequence of prompts, or of fixed rows",
         "Where prompts come from, or answers that stand already. A source is a resource rather than a "
         "formula; tests/unit/sources reads from each one.",

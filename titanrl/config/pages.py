@@ -89,7 +89,8 @@ def _component(kind: str, name: str) -> list[str]:
     if rows:
         blocks.append("\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]))
     facts = [] if rows else ["- No keys."]
-    facts.append(f"- Reads: {reads(cls)}")
+    if hasattr(cls, "in_keys"):
+        facts.append(f"- Reads: {reads(cls)}")
     if wanted := needs(cls):
         facts.append(f"- Needs of the head: {wanted}")
     status = status_of(kind, name)
@@ -135,7 +136,7 @@ def _papers(cls: type) -> str:
 
 
 def _tables(about: Kind) -> str:
-    return " and ".join(f"`{table}`" for table in about.table.split(" and "))
+    return re.sub(r"\[+[\w.]+\]+", r"`\g<0>`", about.table)
 
 
 if __name__ == "__main__":
