@@ -35,6 +35,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_other_my_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's example has a file of the same name."""
+    monkeypatch.delitem(sys.modules, "my_losses", raising=False)
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs a line of the page with this Python; what pip installs goes into a folder of the lab."""
     path = os.pathsep.join([str(folder / PACKAGED), str(ROOT)])
