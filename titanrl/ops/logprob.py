@@ -110,14 +110,13 @@ def _statistics_by_rows(logits: torch.Tensor, temperature: float) -> RowStatisti
     return RowStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _gradient_by_rows(
-    logits: torch.Tensor, temperature: float, *columns: torch.Tensor | None
-) -> torch.Tensor:
+def _gradient_by_rows(logits: torch.Tensor, temperature: float, *columns: Any) -> torch.Tensor:
     """Returns ``logits`` itself, overwritten."""
     first = 0
     for rows in _cached_rows(logits):
         part = slice(first, first + len(rows))
-        rows.copy_(row_gradient(rows, temperature, *(x if x is None else x[part] for x in columns)))
+        mine: list[Any] = [None if column is None else column[part] for column in columns]
+        rows.copy_(row_gradient(rows, temperature, *mine))
         first += len(rows)
     return logits
 
