@@ -2,6 +2,7 @@
 #
 # PYTHON       interpreter for the virtual environment (3.11 or 3.12)
 # TORCH_INDEX  further wheel index with a build of torch for this machine, where pip isn't already pointed at one
+# JOBS         processes that run the tests, each on a core of its own
 # PLATFORM     cpu or cuda; what the machine has, unless given
 
 PYTHON ?= python3
@@ -9,6 +10,7 @@ TORCH_INDEX ?=
 PLATFORM ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 EXPERIMENT ?= experiments/quickstart.toml
 MODEL ?= smollm2-135m
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +30,7 @@ train: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/titanrl train $(EXPERIMENT)
 
 test: $(INSTALLED) models/$(MODEL)/config.json
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 sweep: $(INSTALLED)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS)

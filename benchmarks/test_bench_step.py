@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from titanrl.loop.loop import Clock, train_step
+from titanrl.loop.loop import train_step
+from titanrl.loop.prompts import prompt_feeds
+from titanrl.loop.run import Clock
 from titanrl.loop.session import Session, open_session
 from titanrl.loop.stages import sync
 
@@ -53,7 +55,7 @@ def test_a_step_is_faster_than_trl(tmp_path: Path, benchmark: Any) -> None:
         def ours() -> None:
             step, clock = session.state.step, Clock()
             began = time.perf_counter()
-            _, metrics = train_step(session, step, clock)
+            metrics, _ = train_step(session, step, clock)
             session.state.step = step + 1
             with clock("sync"):
                 sync(session, version=step + 1)
@@ -103,7 +105,7 @@ def our_session(model: Path, chats: list[Any], dtype: str, folder: Path) -> Sess
         }
     )
     start()
-    session = open_session(experiment, folder, resume=False)
+    session = open_session(experiment, folder, prompt_feeds, resume=False)
     sync(session, version=0)
     return session
 
