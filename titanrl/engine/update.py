@@ -17,6 +17,7 @@ from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
 from titanrl.engine.role import Role
+from titanrl.errors import ConfigError
 from titanrl.metrics import Sums
 from titanrl.objective import Objective, compiled
 from titanrl.protocols import PolicyOutputs
@@ -89,6 +90,8 @@ class Updater:
             return loss if trains else None
 
         micro_batches = self._role.micro_batches(rows)
+        if getattr(objective.loss, "couples_step", False):
+            self._refuse_parts(sum(bool(len(each.rows)) for each in micro_batches))
         self._role.run(micro_batches, use)
         metrics = reduce_sums(list(sums.values()), self._role.mesh)
         if "loss/total" in metrics:
@@ -96,6 +99,16 @@ class Updater:
             metrics["loss/total"] = (metrics["loss/total"][0], 1.0)
         tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
         return metrics | {"update/computed_tokens": (float(tokens), 1.0)}
+
+    def _refuse_parts(self, count: int) -> None:
+        """Raises where a loss that compares all rows of a step would see only some of them at once."""
+        ranks = self._role.mesh.dp_degree
+        if count > 1 or ranks > 1:
+            raise ConfigError(
+                "[algorithm.loss] compares all pairs of an optimizer step, which must be one micro-batch on "
+                f"one data-parallel rank, got {count} on {ranks}; raise [training] "
+                "max_tokens_per_microbatch, or lower [loop] prompts_per_step."
+            )
 
     def _step(self) -> Sums:
         """Clips, steps the optimizer, moves the schedule on.

@@ -70,14 +70,15 @@ def _chat(prompt: Messages, response: Messages, tokens: Tokens) -> tuple[list[in
     text = tokens.render(messages)
     spans = tokens.generated_spans(messages)
     if spans is None:
-        turns = [index for index, each in enumerate(messages) if _answers(each)]
+        turns = [index for index in range(len(prompt), len(messages)) if _answers(messages[index])]
         spans = [_turn(messages, index, text, tokens) for index in turns]
     elif len(spans) != sum(map(_answers, messages)):
         marks = "{% generation %}"
         raise ValueError(
             f"has {len(spans)} turns with {marks} marks in the chat template; mark every answer."
         )
-    spans = spans[sum(map(_answers, prompt)) :]
+    else:
+        spans = spans[sum(map(_answers, prompt)) :]
     ids, cuts = _encode_in_parts(text, [cut for span in spans for cut in span], tokens.encode_text)
     trained = [False] * len(ids)
     for start, end in zip(cuts[::2], cuts[1::2], strict=True):

@@ -15,7 +15,7 @@ CHARACTERS = string.digits + string.ascii_letters + " .,:;?!+-*/=()<>[]{}'\"_#\n
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 CHAT_TEMPLATE = (
     "<bos>{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}<eos>{% endif %}\n{% endfor %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 """Each assistant turn ends with <eos>, and the generation prompt is what stands before one."""
