@@ -85,9 +85,8 @@ class Objective:
             if self.entropy:
                 total = total - eta * entropy
         weighted = where0(mask, weight) * total
-        tokens = mask.sum(-1, keepdim=True).float()
-        count = tokens.sum()
-        sums = {name: (_sum(value.detach().float(), mask, tokens), count) for name, value in metrics.items()}
+        live = mask.any(-1, keepdim=True)
+        sums = {name: _sum(value.detach().float(), mask, live) for name, value in metrics.items()}
         loss_sum = weighted.sum()
         sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
         return loss_sum, sums
@@ -102,11 +101,10 @@ def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
     )
 
 
-def _sum(metric: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Returns [] the sum over trainable tokens of a metric [B, L], or [B, 1]: one number a row."""
-    if metric.shape == mask.shape:
-        return where0(mask, metric).sum()
-    return (where0(tokens > 0, metric) * tokens).sum()
+def _sum(metric: torch.Tensor, mask: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (sum [], count []) of a metric: [B, L] over trainable tokens, [B, 1] over live rows."""
+    places = mask if metric.shape == mask.shape else live
+    return where0(places, metric).sum(), places.sum().float()
 
 
 def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:

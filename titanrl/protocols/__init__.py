@@ -76,7 +76,7 @@ class TokenLoss(NamedTuple):
     loss: Tensor
     """[B, L], or [B, 1] = one number a sequence, broadcast over its tokens; 0 where masked."""
     metrics: dict[str, Tensor]
-    """Same shapes; each is reported as the mean over loss_mask."""
+    """Same shapes; [B, L] is reported as the mean over loss_mask, [B, 1] as the mean over live rows."""
 
 
 class Advantages(NamedTuple):

@@ -84,8 +84,19 @@ def test_swapped_pairs_have_the_opposite_margin(make_engine: Callable[..., Engin
     batch = pairs()
     rows = torch.arange(2 * PAIRS).view(-1, 2).flip(1).flatten()
     there, back = (measured(make_engine(), each, {"name": "dpo"}) for each in (batch, batch[rows]))
-    assert there["loss/margin"] != 0
-    assert there["loss/chosen_reward"] != pytest.approx(back["loss/chosen_reward"])
+    assert abs(there["loss/margin"]) > 0.01
+    assert back["loss/margin"] == pytest.approx(-there["loss/margin"], rel=1e-5)
+    assert back["loss/chosen_reward"] == pytest.approx(there["loss/rejected_reward"], rel=1e-5)
+
+
+def test_accuracy_counts_pairs_not_tokens(make_engine: Callable[..., Engine]) -> None:
+    batch = pairs()
+    batch["loss_mask"][3, 5:8] = True
+    engine = make_engine()
+    ratio = torch.where(batch["loss_mask"], engine.score(batch)["logprob"] - batch["ref_logprob"], 0.0).sum(1)
+    right = (ratio[0::2] > ratio[1::2]).float()
+    assert 0 < float(right.mean()) < 1
+    assert measured(engine, batch, {"name": "dpo"})["loss/accuracy"] == pytest.approx(float(right.mean()))
 
 
 def test_loss_across_pairs_is_refused_in_parts(make_engine: Callable[..., Engine]) -> None:

@@ -1,0 +1,175 @@
+"""Whole runs on fixed answers, on the tiny model, through the front door."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.e2e.test_training import ROOT, command, lines, weights
+from titanrl.config import load
+from titanrl.errors import ConfigError
+from titanrl.loop import loop, offline
+from titanrl.models import tiny
+
+FILE = """
+base = "{root}/experiments/algorithms/{preset}.toml"
+[run]
+folder = "{folder}/runs"
+name = "{preset}"
+[model]
+path = "{folder}/model"
+[data]
+name = "dataset"
+path = "{root}/tests/experiments/data/{format}.jsonl"
+format = "{format}"
+[loop]
+steps = 5
+prompts_per_step = 4
+[evaluation]
+every = 2
+num_prompts = 5
+[evaluation.data]
+name = "dataset"
+path = "{root}/tests/experiments/data/{format}.jsonl"
+format = "{format}"
+[training]
+seq_len = 128
+max_tokens_per_microbatch = 150
+mixed_precision_param = "float32"
+[optimizer]
+lr = 1e-2
+[checkpoint]
+interval = 1
+keep_latest_k = 0
+[report]
+tensorboard = false
+"""
+FORMATS = {"sft": "messages", "dpo": "preference", "kto": "unpaired", "rm": "preference"}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """Returns a function from a preset to an experiment of five steps on the tiny model."""
+    tiny.create(tmp_path / "model", scale=0.3)
+
+    def write(preset: str) -> Path:
+        path = tmp_path / f"{preset}.toml"
+        path.write_text(FILE.format(root=ROOT, folder=tmp_path, preset=preset, format=FORMATS[preset]))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("preset", ["sft", "dpo", "kto"])
+def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(
+    write: Any, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Twelve examples, four a step: the third step ends an epoch.
+    file = write(preset)
+    whole = loop.train(load(file, ["run.name=whole"]))
+    expected = weights(whole, tmp_path / "whole")
+    original = offline.train_step
+    for stop in (1, 3, 4):
+        experiment = load(file, [f"run.name=stopped{stop}"])
+
+        def broken(session: Any, step: int, clock: Any, stop: int = stop) -> Any:
+            if step == stop:
+                raise KeyboardInterrupt
+            return original(session, step, clock)
+
+        monkeypatch.setattr(offline, "train_step", broken)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(experiment)
+        monkeypatch.setattr(offline, "train_step", original)
+        resumed = loop.train(experiment, resume=True)
+        found = weights(resumed, tmp_path / f"stopped{stop}")
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        kept = [
+            [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines(run)]
+            for run in (whole, resumed)
+        ]
+        assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("preset", ["sft", "dpo", "kto"])
+def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Path) -> None:
+    file, runs = write(preset), {}
+    for nproc in (1, 2):
+        name = f"of{nproc}"
+        arguments = ("--nproc", str(nproc), "--set", f"run.name={name}", "--set", "loop.steps=3")
+        done = subprocess.run(
+            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        runs[nproc] = lines(tmp_path / "runs" / name)
+    for one, two in zip(runs[1], runs[2], strict=True):
+        assert one.keys() - {"time/"} == two.keys() - {"time/"}
+        for key in one:
+            if not key.startswith("time/") and key != "update/computed_tokens":
+                assert two[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), (one["step"], key)
+
+
+def test_supervised_loss_falls_to_nearly_nothing_on_a_few_answers(write: Any, tmp_path: Path) -> None:
+    overrides = ["loop.steps=40", "loop.prompts_per_step=12", "evaluation.every=0", "checkpoint.enable=false"]
+    run = loop.train(load(write("sft"), overrides))
+    first, *_, last = lines(run)
+    assert first["eval/loss"] > 3.0
+    assert last["eval/loss"] < 0.05
+    assert last["loss/total"] < 0.05
+
+
+def test_preferences_are_learned_from_ln_2_on(write: Any) -> None:
+    first, *steps = lines(loop.train(load(write("dpo"))))
+    assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert first["eval/margin"] == pytest.approx(0.0, abs=1e-6)
+    assert steps[0]["loss/total"] == pytest.approx(0.693147, abs=1e-5)
+    assert steps[-1]["eval/margin"] > 1.0
+    assert steps[-1]["eval/accuracy"] == 1.0
+    assert steps[-1]["eval/loss"] < 0.3
+
+
+def test_reward_model_learns_which_answer_is_better(write: Any) -> None:
+    first, *steps = lines(loop.train(load(write("rm"), ["loop.steps=8"])))
+    assert steps[-1]["eval/loss"] < 0.7 * first["eval/loss"]
+    assert steps[-1]["eval/accuracy"] == 1.0
+
+
+def test_every_metric_is_documented_and_rows_are_shown(write: Any) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    for preset in FORMATS:
+        run = loop.train(load(write(preset), ["loop.steps=2"]))
+        for row in lines(run):
+            for name in row.keys() - {"step"}:
+                documented = f"`{name}`" in page or f"`{name.replace('eval/', 'loss/')}`" in page
+                assert documented or re.fullmatch(r"time/\w+_seconds", name), name
+        sample = lines(run, "samples.jsonl")[0]
+        assert {"prompt", "response", "trained_tokens", "tokens", "group"} <= sample.keys()
+        assert (run / "curves.png").is_file()
+
+
+def test_bad_rows_and_rows_that_are_too_long_end_the_run_before_it_begins(write: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}]}))
+    for overrides, message in (
+        ([f"data.path={bad}"], rf"{bad}:1: messages holds no assistant message"),
+        (["training.seq_len=30"], r"messages\.jsonl:\d+: \[data\] has a row of \d+ tokens, more than"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            loop.train(load(write("sft"), overrides))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_long_rows_are_dropped_and_counted_where_asked(write: Any) -> None:
+    overrides = ["training.seq_len=60", "data.too_long=drop", "evaluation.data.too_long=drop"]
+    steps = lines(loop.train(load(write("sft"), overrides)))
+    assert sum(step.get("data/dropped", 0.0) for step in steps) > 0
+    assert all(step["data/row_tokens_max"] <= 60 for step in steps if step["step"])
+    assert all(step["data/rows"] == 4 for step in steps if step["step"])

@@ -1,0 +1,151 @@
+"""Sampled or fixed answers: what goes with [data], and what data a loss needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.conftest import EXPERIMENT, Write
+from titanrl.config import dumps, load
+from titanrl.errors import ConfigError
+from titanrl.schema import key_name
+
+DPO = """
+[model]
+path = "models/none"
+[data]
+name = "dataset"
+path = "pairs.jsonl"
+format = "preference"
+[algorithm.loss]
+name = "dpo"
+[algorithm.aggregation]
+name = "sequence_mean"
+[reference]
+[loop]
+steps = 2
+prompts_per_step = 8
+"""
+HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}".format
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data="], "[prompts] or [data] must be there, got neither; answers are sampled to [prompts], or"),
+        (["prompts={name='jsonl', path='x'}"], "[prompts] or [data] must be there, got both"),
+        (
+            ["sampler={name='torch', max_response_tokens=8}"],
+            "[sampler] must be absent with [data], whose answers are not sampled; remove it.",
+        ),
+        (["reward=[{name='repetition'}]"], "[reward.0] must be absent with [data]"),
+        (
+            ["loop.samples_per_prompt=4"],
+            "[loop] samples_per_prompt is not used with [data], got 4; leave it out.",
+        ),
+        (
+            [HELD_OUT("preference"), "evaluation.temperature=1"],
+            "[evaluation] temperature is not used with [data], got 1.0; leave it out.",
+        ),
+        (
+            ["evaluation={prompts={name='jsonl', path='x'}}"],
+            "[evaluation.data] is missing; an experiment with [data] is judged on such a source.",
+        ),
+        (
+            [HELD_OUT("preference"), "evaluation.prompts={name='jsonl', path='x'}"],
+            "[evaluation.prompts] must be absent from an experiment with [data]; use [evaluation.data].",
+        ),
+        (
+            [HELD_OUT("ranked")],
+            "[evaluation.data] must bring the same keys as [data]; give both the same format.",
+        ),
+        (
+            ["data={name='jsonl', path='x.jsonl'}"],
+            "[data] name must not be 'jsonl', which brings prompts and no answers; use one of: dataset.",
+        ),
+        (
+            ["data.format=ranked"],
+            "[data] must bring chosen and rejected, for loss 'dpo', got 'ranked'; use format 'preference'.",
+        ),
+        (
+            ["algorithm.loss={name='sft'}", "reference="],
+            "[data] must bring no pairs, whose rejected answers it would learn too, for loss 'sft'",
+        ),
+        (
+            ["algorithm.loss={name='sft'}", "reference=", "data.format=unpaired"],
+            "[data] brings 'reward', which no component reads; choose a loss or a filter that reads it.",
+        ),
+        (["reference="], "loss 'dpo' reads 'ref_logprob', which no stage writes; add a [reference] table."),
+        (
+            ["algorithm.loss={name='kto'}", "data.format=messages"],
+            (
+                "loss 'kto' reads 'reward', which no stage writes; choose a [data] format that brings it "
+                "(this one brings input_ids, labels, loss_mask, group_id, row_id), or another component."
+            ),
+        ),
+        (["algorithm.old_logprob=sampler"], "which no stage writes; choose a [data] format"),
+        (["data.formt=ranked"], "[data] formt is not a key of source 'dataset', got 'ranked'; did you mean"),
+    ],
+)  # fmt: skip
+def test_tables_that_do_not_go_with_data_are_refused(
+    write: Write, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(DPO), overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sampler="], "[sampler] is missing; it answers the [prompts]."),
+        (
+            ["prompts={name='dataset', path='x.jsonl', format='messages'}"],
+            "[prompts] name must not be 'dataset', which brings fixed answers; use one of: jsonl, lab_source",
+        ),
+        ([HELD_OUT("messages")], "[evaluation.data] must be absent from an experiment with [prompts]"),
+    ],
+)
+def test_tables_that_do_not_go_with_prompts_are_refused(
+    write: Write, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(EXPERIMENT), overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [HELD_OUT("preference")],
+        ["algorithm.loss={name='simpo'}", "reference="],
+        ["algorithm.loss={name='sft'}", "reference=", "data.format=messages"],
+        ["algorithm.loss={name='kto'}", "data.format=unpaired"],
+        ["algorithm.loss={name='pairwise_ranking'}", "reference=", "data.format=ranked", "model.head=value"],
+        ["algorithm.loss={name='process_bce'}", "reference=", "data.format=stepwise", "model.head=value"],
+        [
+            "algorithm.loss={name='sft'}", "reference=", "data.format=ranked",
+            "algorithm.filter=[{name='best_of_n', keep=1}]",
+        ],
+        [
+            "algorithm.loss={name='reinforce'}", "reference=", "data.format=ranked",
+            "algorithm.advantage={name='grpo'}",
+        ],
+    ],
+)  # fmt: skip
+def test_tables_that_go_with_data_are_taken_and_written_back(write: Write, overrides: list[str]) -> None:
+    experiment = load(write(DPO), overrides)
+    assert load(write(dumps(experiment), "again.toml"), ["run.name=experiment"]) == experiment
+
+
+def test_dataflow_of_data_begins_with_what_its_format_brings(write: Write) -> None:
+    experiment = load(write(DPO), ["algorithm.loss={name='kto'}", "data.format=unpaired"])
+    shown = [(actor.stage, actor.actor, tuple(map(key_name, actor.writes))) for actor in experiment.flows()]
+    assert shown[:3] == [
+        ("sample", "source 'dataset'", ("input_ids", "labels", "loss_mask", "group_id", "row_id", "reward")),
+        ("score", "reference", ("ref_logprob",)),
+        ("score", "reference point", ("reference_point",)),
+    ]
+    assert experiment.scored_keys() == (frozenset({"ref_logprob", "reference_point"}), True)
+    zero = load(write(DPO), ["algorithm.loss={name='kto', variant='apo_zero'}", "data.format=unpaired"])
+    assert zero.scored_keys()[0] == {"ref_logprob"}
