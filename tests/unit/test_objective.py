@@ -84,7 +84,7 @@ def test_compiled_objective_writes_nothing_into_the_batch() -> None:
     assert all(torch.equal(batch[key], before[key]) for key in before.keys())  # noqa: SIM118
 
 
-def test_a_number_of_the_row_counts_once_for_each_of_its_tokens() -> None:
+def test_a_loss_of_the_row_counts_for_each_of_its_tokens_and_a_metric_once_for_the_row() -> None:
     def loss(policy: PolicyOutputs, batch: Any) -> TokenLoss:
         row = torch.tensor([[2.0], [5.0], [float("nan")]])
         return TokenLoss(row, {"row": row})
@@ -93,4 +93,4 @@ def test_a_number_of_the_row_counts_once_for_each_of_its_tokens() -> None:
     batch = {"loss_mask": mask, "loss_weight": mask / 4}
     total, sums = Objective(loss=loss)(PolicyOutputs(logprob=torch.zeros(3, 3)), batch, COEFFICIENTS)
     assert total.item() == (3 * 2.0 + 5.0) / 4
-    assert [value.item() for value in sums["loss/row"]] == [3 * 2.0 + 5.0, 4.0]
+    assert [value.item() for value in sums["loss/row"]] == [2.0 + 5.0, 2.0]
