@@ -42,14 +42,20 @@ class Adaptive:
         """Sets the coefficient of step + 1 from this step's global mean KL, nats.
 
         Raises:
-            ValueError: kl is NaN.
+            ValueError: kl is NaN, or one step would turn the coefficient's sign.
         """
         if math.isnan(kl):
             raise ValueError(
                 f"kl must be a number, got {kl} in step {step}; the policy's log-probs are not finite."
             )
         error = min(max(kl / self.target - 1, -self.clip), self.clip)
-        self.coefficient *= 1 + error * num_sequences / self.horizon
+        factor = 1 + error * num_sequences / self.horizon
+        if factor <= 0:
+            raise ValueError(
+                f"horizon must be > clip * sequences of a step = {self.clip * num_sequences:g}, "
+                f"got {self.horizon}; raise it."
+            )
+        self.coefficient *= factor
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the present coefficient."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from titanrl.errors import check_range
+from titanrl.components.controllers.ramp import Ramp
 from titanrl.registry import register
 
 
 @register("kl_controller", "linear")
 @dataclass(slots=True, kw_only=True)
-class Linear:
+class Linear(Ramp):
     """Moves the coefficient from `start` to `end` in `steps` training steps, and holds it there.
 
         coefficient(s) = start + (end - start) min(s / steps, 1)
@@ -19,32 +18,5 @@ class Linear:
     It depends on the step alone, not on the number of calls, nor on the KL.
     """
 
-    start: float
-    """Coefficient of step 0, >= 0."""
-    end: float
-    """Coefficient from step `steps` on, >= 0."""
-    steps: int
-    """Training steps that the way takes, >= 1."""
-    coefficient: float = field(init=False)
-    """The present value."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "start", "[0, inf)")
-        check_range(self, "end", "[0, inf)")
-        check_range(self, "steps", "[1, inf)")
-        self.coefficient = self._at(0)
-
-    def _at(self, step: int) -> float:
-        return self.start + (self.end - self.start) * min(step / self.steps, 1.0)
-
-    def update(self, kl: float, num_sequences: int, step: int) -> None:
-        """Sets the coefficient of step + 1."""
-        self.coefficient = self._at(step + 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the present coefficient."""
-        return {"coefficient": self.coefficient}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
-        self.coefficient = float(state_dict["coefficient"])
+    def share(self, time: float) -> float:
+        return time

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from titanrl.errors import check_range
-from titanrl.ops.kl import Gradient, clamped_difference, estimate
+from titanrl.components.kl.clamped import ClampedEstimator
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("kl", "k1")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class K1:
+class K1(ClampedEstimator):
     """Returns the log-ratio itself, elementwise, nats.
 
         value = clip(d, -output_clamp, output_clamp)
@@ -29,12 +27,6 @@ class K1:
     Source: J. Schulman, "Approximating KL divergence", 2020. TRL, torchrl: no clamps.
     """
 
-    gradient: Gradient = "pathwise"
-    """``pathwise``: 1, 0 where a clamp cuts. ``straight_through_k2``: d, not cut by output_clamp."""
-    input_clamp: float = 20.0
-    """Bound of |d|, nats, in (0, inf]."""
-    output_clamp: float = math.inf
-    """Bound of the value, nats, in (0, inf]."""
     matches: ClassVar[dict[str, str]] = {
         "value": "reverse KL",
         "loss, pathwise": "zero",
@@ -43,10 +35,5 @@ class K1:
     }
     """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "input_clamp", "(0, inf]")
-        check_range(self, "output_clamp", "(0, inf]")
-
-    def __call__(self, logprob: torch.Tensor, ref_logprob: torch.Tensor) -> torch.Tensor:
-        difference = clamped_difference(logprob, ref_logprob, self.input_clamp)
-        return estimate(difference, difference, self.gradient, self.output_clamp)
+    def value(self, d: torch.Tensor) -> torch.Tensor:
+        return d

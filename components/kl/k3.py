@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from titanrl.errors import check_range
-from titanrl.ops.kl import Gradient, clamped_difference, estimate
+from titanrl.components.kl.clamped import ClampedEstimator
 from titanrl.registry import register
 
 EXPONENT_CLAMP = 80.0
@@ -17,7 +16,7 @@ EXPONENT_CLAMP = 80.0
 
 @register("kl", "k3")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class K3:
+class K3(ClampedEstimator):
     """Returns the unbiased estimate of small variance, elementwise, nats.
 
         value = clip(exp(-d) - 1 + d, -output_clamp, output_clamp)
@@ -33,11 +32,6 @@ class K3:
     and NeMo-RL; TRL has none.
     """
 
-    gradient: Gradient = "pathwise"
-    """``pathwise``: 1 - exp(-d), 0 where a clamp cuts. ``straight_through_k2``: d, not cut by
-    output_clamp."""
-    input_clamp: float = 20.0
-    """Bound of |d|, nats, in (0, inf]."""
     output_clamp: float = 10.0
     """Bound of the value, nats, in (0, inf]."""
     matches: ClassVar[dict[str, str]] = {
@@ -48,11 +42,6 @@ class K3:
     }
     """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "input_clamp", "(0, inf]")
-        check_range(self, "output_clamp", "(0, inf]")
-
-    def __call__(self, logprob: torch.Tensor, ref_logprob: torch.Tensor) -> torch.Tensor:
-        difference = clamped_difference(logprob, ref_logprob, self.input_clamp)
-        bounded = difference.clamp(min=-EXPONENT_CLAMP)
-        return estimate(torch.expm1(-bounded) + bounded, difference, self.gradient, self.output_clamp)
+    def value(self, d: torch.Tensor) -> torch.Tensor:
+        bounded = d.clamp(min=-EXPONENT_CLAMP)
+        return torch.expm1(-bounded) + bounded

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.masked import where0
-from titanrl.ops.ratio import approx_kl, clamped_log_ratio
-from titanrl.protocols import TokenLoss
+from titanrl.ops.complement import complement
+from titanrl.ops.trust_region import kept_policy_gradient, tokens_of
 from titanrl.registry import register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from titanrl.protocols import PolicyOutputs
+    from titanrl.protocols import PolicyOutputs, TokenLoss
 
 
 @register("loss", "dppo_kl")
@@ -50,19 +49,12 @@ class DPPOKL:
         check_range(self, "ratio_cap", "[1, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
-        mask = batch["loss_mask"]
-        logprob, old_logprob = where0(mask, policy.logprob), where0(mask, batch["old_logprob"])
-        advantage = where0(mask, batch["advantage"])
-        clamped = clamped_log_ratio(logprob.detach(), old_logprob, mask)
-        ratio = clamped.exp()
-        # -expm1(l) is 1 - p without its rounding near p = 1.
-        rest, old_rest = -torch.expm1(logprob.detach()), -torch.expm1(old_logprob)
-        divergence = old_logprob.exp() * (old_logprob - logprob.detach())
+        tokens = tokens_of(policy.logprob, batch)
+        logprob, old_logprob, advantage = tokens
+        rest, old_rest = complement(logprob), complement(old_logprob)
+        divergence = old_logprob.exp() * (old_logprob - logprob)
         divergence = divergence + old_rest * ((old_rest + 1e-8) / (rest + 1e-8)).log()
-        risen = logprob.detach() > old_logprob
-        fallen = logprob.detach() < old_logprob
-        keep = torch.where(
-            advantage > 0, (divergence <= self.high) | ~risen, (divergence <= self.low) | ~fallen
-        )
-        loss = -where0(keep, ratio.clamp(max=self.ratio_cap)) * advantage * logprob
-        return TokenLoss(loss, {"clip_fraction": (~keep).float(), "approx_kl": approx_kl(clamped)})
+        may_rise = (divergence <= self.high) | (logprob <= old_logprob)
+        may_fall = (divergence <= self.low) | (logprob >= old_logprob)
+        keep = torch.where(advantage > 0, may_rise, may_fall)
+        return kept_policy_gradient(policy.logprob, tokens, keep, self.ratio_cap, batch["loss_mask"])

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.masked import where0
-from titanrl.ops.ratio import approx_kl, clamped_log_ratio
-from titanrl.protocols import TokenLoss
+from titanrl.ops.trust_region import kept_policy_gradient, tokens_of
 from titanrl.registry import register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from titanrl.protocols import PolicyOutputs
+    from titanrl.protocols import PolicyOutputs, TokenLoss
 
 
 @register("loss", "dppo_tv")
@@ -49,12 +47,7 @@ class DPPOTV:
         check_range(self, "ratio_cap", "[1, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
-        mask = batch["loss_mask"]
-        logprob, old_logprob = where0(mask, policy.logprob), where0(mask, batch["old_logprob"])
-        advantage = where0(mask, batch["advantage"])
-        clamped = clamped_log_ratio(logprob.detach(), old_logprob, mask)
-        ratio = clamped.exp()
-        rise = logprob.detach().exp() - old_logprob.exp()
-        keep = torch.where(advantage > 0, rise <= self.high, rise >= -self.low)
-        loss = -where0(keep, ratio.clamp(max=self.ratio_cap)) * advantage * logprob
-        return TokenLoss(loss, {"clip_fraction": (~keep).float(), "approx_kl": approx_kl(clamped)})
+        tokens = tokens_of(policy.logprob, batch)
+        rise = tokens.logprob.exp() - tokens.old_logprob.exp()
+        keep = torch.where(tokens.advantage > 0, rise <= self.high, rise >= -self.low)
+        return kept_policy_gradient(policy.logprob, tokens, keep, self.ratio_cap, batch["loss_mask"])

@@ -105,6 +105,13 @@ def test_adaptive_is_a_product_of_clipped_errors(kl: float, error: float, num_se
         assert value == pytest.approx(0.01 * (1 + error * num_sequences / 1000) ** step, rel=1e-9)
 
 
+def test_adaptive_refuses_to_turn_its_sign() -> None:
+    controller = build({"name": "adaptive", "horizon": 10})
+    controller.update(9.0, 60, 0)
+    with pytest.raises(ValueError, match=r"horizon must be > .* = 12, got 10"):
+        controller.update(0.0, 60, 1)
+
+
 def test_adaptive_and_entropy_target_refuse_a_nan() -> None:
     for name in ("adaptive", "entropy_target"):
         with pytest.raises(ValueError, match="nan in step 3"):
