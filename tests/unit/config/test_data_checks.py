@@ -82,7 +82,7 @@ HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}"
                 "(this one brings input_ids, labels, loss_mask, group_id, row_id), or another component."
             ),
         ),
-        (["algorithm.old_logprob=sampler"], "which no stage writes; choose a [data] format"),
+        (["algorithm.old_logprob=sampler"], "[algorithm] old_logprob must be 'recompute' with [data]"),
         (["data.formt=ranked"], "[data] formt is not a key of source 'dataset', got 'ranked'; did you mean"),
     ],
 )  # fmt: skip
