@@ -13,10 +13,8 @@ import titanrl
 from titanrl import PolicyOutputs
 from titanrl.metrics import add, means
 from titanrl.objective import Objective
-from titanrl.ops.sequence import at_last_trainable, sequence_mean
 
 NO_TERMS = torch.zeros(2)
-LN2 = math.log(2)
 
 
 def objective(loss: str = "sft", kl: dict[str, Any] | None = None, **options: bool) -> Objective:
@@ -174,133 +172,6 @@ def test_k3_21_the_normaliser_is_not_the_loss_authors(shape: tuple[int, int]) ->
         assert total.item() == pytest.approx(1.0)
 
 
-# ------------------------------------------------------ 7: critic and reward model
-
-
-@pytest.mark.parametrize(
-    ("mask", "place"),
-    [([1, 1, 1, 1, 1, 0], 4), ([0, 0, 1, 1, 1], 4), ([1, 1, 1], 2), ([1, 1, 0, 0, 1, 0], 4)],
-)
-def test_k7_03_the_score_is_read_at_the_last_trainable_token(mask: list[int], place: int) -> None:
-    value = torch.arange(len(mask))[None].float()
-    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == place
-
-
-def test_k7_06_identical_answers_give_ln_2_and_no_gradient() -> None:
-    value = torch.tensor([[0.1, 0.2, 0.3]] * 2, requires_grad=True)
-    batch = {"loss_mask": torch.ones(2, 3, dtype=torch.bool)}
-    policy = PolicyOutputs(logprob=torch.zeros(2, 3), value=value)
-    result = titanrl.build("loss", {"name": "bradley_terry"})(policy, batch)
-    (gradient,) = torch.autograd.grad(result.loss.sum(), value)
-    assert result.loss.flatten().tolist() == pytest.approx([LN2, LN2])
-    assert gradient.sum() == 0
-    assert gradient[:, :2].abs().sum() == 0
-
-
-def test_bradley_terry_of_a_hopeless_gap_is_finite() -> None:
-    value = torch.tensor([[-50.0], [50.0]], requires_grad=True)
-    batch = {"loss_mask": torch.ones(2, 1, dtype=torch.bool)}
-    policy = PolicyOutputs(logprob=torch.zeros(2, 1), value=value)
-    result = titanrl.build("loss", {"name": "bradley_terry"})(policy, batch)
-    assert result.loss.flatten().tolist() == [100.0, 100.0]
-
-
-# ------------------------------------------------------------------ 9: preferences
-
-
-def preference(logprob: torch.Tensor, ref_logprob: torch.Tensor, mask: torch.Tensor, **table: Any) -> Any:
-    loss = titanrl.build("loss", {"name": "dpo"} | table)
-    return loss(PolicyOutputs(logprob=logprob), {"loss_mask": mask, "ref_logprob": ref_logprob})
-
-
-def test_k9_01_left_and_right_padding_give_the_same_pair() -> None:
-    """A prompt of 2 tokens, 3 chosen and 1 rejected; prompt and padding places hold garbage."""
-    answers = ([-1.0, -2.0, -0.5], [-0.7])
-    losses = []
-    for left in (False, True):
-        logprob, mask = torch.full((2, 5), 1e9), torch.zeros(2, 5, dtype=torch.bool)
-        for row, answer in enumerate(answers):
-            start = 5 - len(answer) if left else 2
-            logprob[row, start : start + len(answer)] = torch.tensor(answer)
-            mask[row, start : start + len(answer)] = True
-        losses.append(preference(logprob, torch.where(mask, logprob - 0.3, math.nan), mask).loss)
-    assert torch.equal(losses[0], losses[1])
-    assert losses[0][0].item() == pytest.approx(-math.log(1 / (1 + math.exp(-0.1 * (0.9 - 0.3)))))
-
-
-@pytest.mark.parametrize("variant", ["sigmoid", "sigmoid_norm", "aot", "aot_unpaired"])
-def test_k9_02_an_untrained_policy_starts_at_ln_2(variant: str) -> None:
-    logprob = -torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
-    mask = mask_of(3, 5, 4, 0, 1, 2)
-    result = preference(logprob, logprob, mask, variant=variant)
-    assert result.loss.flatten().tolist() == pytest.approx([LN2, LN2, 0, 0, LN2, LN2])
-    assert not result.metrics["accuracy"].any()
-    assert not result.metrics["margin"].any()
-
-
-def test_k9_11_rewards_are_those_of_the_reference() -> None:
-    logprob, ref_logprob = torch.tensor([[-10.0], [-14.0]]), torch.tensor([[-11.0], [-12.0]])
-    result = preference(logprob, ref_logprob, torch.ones(2, 1, dtype=torch.bool))
-    assert result.loss[0].item() == pytest.approx(0.554355, abs=1e-6)
-    assert result.metrics["chosen_reward"][0].item() == pytest.approx(0.1)
-    assert result.metrics["rejected_reward"][0].item() == pytest.approx(-0.2)
-
-
-@pytest.mark.parametrize("name", ["cpo", "orpo"])
-def test_k9_15_the_preference_metric_leaves_the_likelihood_out(name: str) -> None:
-    logprob = torch.tensor([[-0.5, -0.5], [-1.0, -1.0]])
-    batch = {"loss_mask": torch.ones(2, 2, dtype=torch.bool)}
-    result = titanrl.build("loss", {"name": name})(PolicyOutputs(logprob=logprob), batch)
-    # cpo: h = .1 (-1 + 2); orpo: the log odds ratio of the means.
-    logit = 0.1 if name == "cpo" else 0.974077
-    expected = math.log1p(math.exp(-logit))
-    assert result.metrics["preference"].flatten().tolist() == pytest.approx([expected] * 2, abs=1e-6)
-
-
-def test_k9_17_mean_logprob_is_over_the_rows_own_tokens() -> None:
-    logprob = torch.tensor([[-1.0, -2.0, -3.0, 9.0], [-1.0, -1.0, 9.0, 9.0]])
-    assert sequence_mean(logprob, mask_of(3, 2, width=4)).flatten().tolist() == [-2.0, -1.0]
-
-
-def test_an_odd_number_of_rows_is_no_set_of_pairs() -> None:
-    with pytest.raises(ValueError, match="even number of rows, got 3"):
-        preference(torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool))
-
-
-@pytest.mark.parametrize(
-    ("table", "word"),
-    [
-        ({"variant": "nca_pair", "label_smoothing": 0.1}, "label_smoothing"),
-        ({"variant": "aot", "divergence": "js"}, "divergence"),
-        ({"alpha": 0.3}, "alpha"),
-        ({"tau": 0.1}, "tau"),
-        ({"ld_alpha": 1.5}, "ld_alpha"),
-    ],
-)
-def test_dpo_refuses_options_that_would_be_ignored(table: dict[str, Any], word: str) -> None:
-    with pytest.raises(titanrl.ConfigError, match=word):
-        titanrl.build("loss", {"name": "dpo"} | table)
-
-
-def test_aot_pairs_the_sorted_gaps_by_hand() -> None:
-    """x = pc - pr = [3, 1], y = rc - rr = [5, 2]: 1 meets 2 and 3 meets 5; pair 1 holds the smaller x."""
-    logprob = torch.tensor([[0.0], [-3.0], [0.0], [-1.0]], requires_grad=True)
-    ref_logprob = torch.tensor([[0.0], [-5.0], [0.0], [-2.0]])
-    result = preference(logprob, ref_logprob, torch.ones(4, 1, dtype=torch.bool), variant="aot", beta=1.0)
-    expected = [math.log1p(math.exp(2.0))] * 2 + [math.log1p(math.exp(1.0))] * 2
-    assert result.loss.flatten().tolist() == pytest.approx(expected)
-
-
-def test_aot_unpaired_sends_gradient_to_the_pair_that_holds_the_rank() -> None:
-    """c = [2, 1], r = [0, 3]: c of pair 1 meets r of pair 0, and c of pair 0 meets r of pair 1."""
-    logprob = torch.tensor([[2.0], [0.0], [1.0], [3.0]], requires_grad=True)
-    mask = torch.ones(4, 1, dtype=torch.bool)
-    result = preference(logprob, torch.zeros(4, 1), mask, variant="aot_unpaired", beta=1.0)
-    (gradient,) = torch.autograd.grad(result.loss[2], logprob)
-    slope = -1 / (1 + math.exp(1.0))
-    assert gradient.flatten().tolist() == pytest.approx([0, -slope, slope, 0])
-
-
 # ----------------------------------------------------------------- 14 and 17: metrics, entropy
 
 
@@ -328,3 +199,32 @@ def test_k17_03_a_positive_coefficient_raises_entropy() -> None:
     (gradient,) = torch.autograd.grad(total, logits)
     assert total.item() == pytest.approx(-0.08324, abs=1e-5)
     assert entropy(logits - 10 * gradient).item() == pytest.approx(0.937685, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "table", "slope"),
+    [
+        (0.1, 1.0, {"name": "ppo_clip"}, -math.exp(0.1)),
+        (0.5, 1.0, {"name": "ppo_clip"}, 0.0),
+        (0.5, -1.0, {"name": "ppo_clip"}, math.exp(0.5)),
+        (-0.5, -1.0, {"name": "ppo_clip"}, 0.0),
+        (1.5, -1.0, {"name": "ppo_clip", "dual_clip": 3.0}, 0.0),
+        (1.0, -1.0, {"name": "ppo_clip", "dual_clip": 3.0}, math.e),
+        (0.5, 2.0, {"name": "cispo", "clip_high": 0.2}, -1.2 * 2.0),
+        (0.5, 2.0, {"name": "gspo", "clip_high": 0.9}, -2.0 * math.exp(0.5)),
+        (0.5, 2.0, {"name": "gspo", "clip_high": 0.2}, 0.0),
+        (0.5, 2.0, {"name": "reinforce"}, -2.0),
+    ],
+)
+def test_k17_gradient_of_one_token_by_hand(
+    log_ratio: float, advantage: float, table: dict[str, Any], slope: float
+) -> None:
+    logprob = torch.tensor([[-1.0, -7.0]], requires_grad=True)
+    batch = {
+        "loss_mask": torch.tensor([[True, False]]),
+        "old_logprob": torch.tensor([[-1.0 - log_ratio, math.nan]]),
+        "advantage": torch.tensor([[advantage, math.nan]]),
+    }
+    loss = titanrl.build("loss", table)(PolicyOutputs(logprob=logprob), batch).loss
+    (gradient,) = torch.autograd.grad(torch.where(batch["loss_mask"], loss, 0.0).sum(), logprob)
+    assert gradient[0].tolist() == pytest.approx([slope, 0.0], rel=1e-5)
