@@ -66,9 +66,13 @@ def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train
 
 
 def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(train: Train) -> None:
-    trained = train("distill", data("messages") + TEACHER, ["loop.steps=12", "optimizer.lr=1e-2"])
-    divergence = [step["loss/total"] for step in trained.steps]
-    assert divergence[-1] < 0.6 * divergence[0]
+    path = ROOT / "tests" / "experiments" / "data" / "unpaired.jsonl"
+    held_out = f"{{name='dataset', format='prompt_completion', path='{path}'}}"
+    evaluation = f"evaluation={{every=0, num_prompts=4, data={held_out}}}"
+    overrides = ["loop.steps=12", "optimizer.lr=1e-2", evaluation]
+    first, *trained = train("distill", data("messages") + TEACHER, overrides).steps
+    assert trained[-1]["loss/total"] < 0.6 * trained[0]["loss/total"]
+    assert trained[-1]["eval/loss"] < 0.7 * first["eval/loss"]
 
 
 @pytest.mark.slow
