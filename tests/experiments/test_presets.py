@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from tests.experiments.conftest import PROMPTS, REWARDS, ROOT, TEACHER, Train, Write, data
+from tests.metrics_page import documented_metrics
 from titanrl.config import Experiment, load
 from titanrl.registry import name_of
 
+DOCUMENTED = documented_metrics("no_digit", "repetition", "overlong")
 PRESETS = sorted(path.stem for path in (ROOT / "experiments" / "algorithms").glob("*.toml"))
 OVERLONG = """
 [[reward]]
@@ -226,6 +228,8 @@ def test_preset_trains(preset: str, train: Train) -> None:
     trained = train(preset, ROWS[preset].adds, ROWS[preset].overrides)
     assert [step["step"] for step in trained.steps] == [1, 2, 3, 4, 5]
     assert all(math.isfinite(value) for step in trained.steps for value in step.values())
+    unknown = {name for step in trained.steps for name in step} - DOCUMENTED
+    assert {name for name in unknown if not name.startswith("time/")} == {"step"}
     # Best answers may tie in single steps, never in all.
     assert sum(step.get("update/skipped", 0) for step in trained.steps) < len(trained.steps)
     assert all(not torch.equal(value, trained.before[name]) for name, value in trained.after.items())
