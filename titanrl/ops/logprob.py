@@ -1,6 +1,6 @@
 """Log-prob and entropy of hidden states: the only code with a vocabulary axis.
 
-The logits of 512 tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
+The logits of some tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
 The matrix products are plain; what is done to a row of logits are the two kernels below, which compile.
 """
 
@@ -14,7 +14,7 @@ import torch
 from titanrl.ops.likeliest import likeliest
 
 __all__ = [
-    "CHUNK",
+    "CHUNK_BYTES",
     "EAGER",
     "Kernels",
     "TokenStatistics",
@@ -23,8 +23,10 @@ __all__ = [
     "token_statistics",
 ]
 
-CHUNK = 512
-"""Tokens whose logits exist at one time."""
+CHUNK_BYTES = 96 * 2**20
+"""Size of the logits that exist at one time."""
+TILE = 8192
+"""Rows of the head's weight whose gradient is computed at one time, where it is not added in place."""
 CACHED = 2**19
 """Numbers that a CPU keeps at hand: so many are worked on at a time, where no compiler sees to it."""
 
@@ -179,7 +181,7 @@ class _TokenStatistics(torch.autograd.Function):
         entropy, squares = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
         log_normaliser = logprob.new_empty(len(hidden), 1)
         best_ids, best = ids.new_empty(len(hidden), top_k), logprob.new_empty(len(hidden), top_k)
-        for part in _parts(len(hidden)):
+        for part in _parts(hidden, weight):
             logits = hidden[part] @ weight.t()
             picked = logits.gather(-1, local[part]).float() / temperature
             picked = torch.where(mine[part], picked, 0.0)
@@ -212,7 +214,7 @@ class _TokenStatistics(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         # Summed in float32 whatever the compute dtype: a head sees thousands of tokens.
         weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for part in _parts(len(hidden)):
+        for part in _parts(hidden, weight):
             logits = hidden[part] @ weight.t()
             gradient = ctx.kernels.gradient(
                 logits,
@@ -229,12 +231,15 @@ class _TokenStatistics(torch.autograd.Function):
             if weight.dtype == torch.float32:
                 weight_gradient.addmm_(gradient.t(), hidden[part])
             else:
-                weight_gradient.add_(gradient.t() @ hidden[part])
+                for tile in range(0, len(weight), TILE):
+                    rows = slice(tile, tile + TILE)
+                    weight_gradient[rows].add_(gradient[:, rows].t() @ hidden[part])
         return hidden_gradient, weight_gradient.to(weight.dtype), *[None] * 6
 
 
-def _parts(length: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, length, CHUNK)]
+def _parts(hidden: torch.Tensor, weight: torch.Tensor) -> list[slice]:
+    tokens = max(1, CHUNK_BYTES // (len(weight) * weight.element_size()))
+    return [slice(start, start + tokens) for start in range(0, len(hidden), tokens)]
 
 
 def _reduce(rows: RowStatistics, picked: torch.Tensor, group: Group) -> tuple[RowStatistics, torch.Tensor]:
