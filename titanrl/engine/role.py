@@ -63,8 +63,13 @@ class Role:
         count = torch.tensor(max(1, len(parts)), device=device)
         if self.mesh.dp_group is not None:
             dist.all_reduce(count, dist.ReduceOp.MAX, group=self.mesh.dp_group)
-        # A pipeline's schedules want at least as many micro-batches as there are stages.
-        missing = max(int(count), self.mesh.dims.pp) - len(parts)
+        # A pipeline's schedules want at least as many micro-batches as there are ranks; those in which stages
+        # take turns on a rank want whole rounds of them.
+        pp = self.mesh.dims.pp
+        total = max(int(count), pp)
+        if len(self.model.stages) > 1:
+            total = -(-total // pp) * pp
+        missing = total - len(parts)
         parts += [blank(batch, device) for _ in range(missing)]
         tp = self.mesh.dims.tp
         return [pad_to(part, -(-part.tokens.shape[1] // tp) * tp) for part in parts]
