@@ -80,6 +80,9 @@ class ScriptedSampler:
         text = settings.by_prompt.get(row.text, cycle)
         text = text.replace("{answer}", row.answer).replace("{prompt}", row.text)
         ids = [*self._host.tokenizer.encode(text, add_special_tokens=False), self._host.eos_ids[0]]
+        # A model stops at its first end token, also where the text writes it out.
+        ends = (place for place, token in enumerate(ids) if token in self._host.eos_ids)
+        ids = ids[: next(ends) + 1]
         is_cut = len(ids) > settings.max_response_tokens
         ids = ids[: settings.max_response_tokens]
         return Sample(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
