@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "load_folder", "rename_head", "stream"]
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SCORE, SCORE_BIAS = "score.weight", "score.bias"
+EMBEDDING, HEAD, BODY = "model.embed_tokens.weight", "lm_head.weight", "model."
+SCORE = "score.weight"
 """The head of transformers' models for sequence classification; its Llama and Qwen3 have no bias."""
 SHARD_BYTES = 4 * 2**30
 """Size at which an exported file is closed and the next begun."""
@@ -48,7 +48,8 @@ def load_folder(model: Model, folder: str) -> None:
     A scalar head that the folder of a language model cannot have is set to zero.
 
     Raises:
-        ConfigError: no safetensors, or one that lacks a tensor or holds a scalar head's bias.
+        ConfigError: no safetensors, or one that lacks a tensor or holds more beside a scalar head, a bias
+            or statistics of values.
     """
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(f"[model] path has no .safetensors file, got {folder!r}.")
@@ -72,9 +73,12 @@ def load_folder(model: Model, folder: str) -> None:
 
 def _read(tensors: dict[str, Any], folder: str) -> None:
     stored = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
-    if SCORE in tensors and SCORE_BIAS in stored:
+    foreign = sorted(name for name in stored if not name.startswith(BODY) and name != SCORE)
+    if SCORE in tensors and foreign:
         raise ConfigError(
-            f"{folder} must have a scalar head without bias, got {SCORE_BIAS}; it is no {SCORE}."
+            f"{folder} must be a body and a scalar head {SCORE} alone, got {foreign[0]} too, which would not be "
+            "computed with; fold it into the head (a scale of the values scales its weight), or choose another "
+            "model."
         )
     for name, tensor in tensors.items():
         size = getattr(stored.get(name), "size", None)

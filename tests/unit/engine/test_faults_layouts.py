@@ -1,0 +1,59 @@
+"""A fault that users of other frameworks met: log-probs that depend on what lies around a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from titanrl.engine import Engine
+from titanrl.loop.buffer import assemble, trim
+from titanrl.protocols import PromptRow, Sample
+
+PROMPT, ANSWER, LONG = [5, 6, 7], [8, 9], [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+def rows_of(*rows: tuple[list[int], list[int], int]) -> TensorDict:
+    """Returns the batch of (prompt, answer, group)."""
+    prompts = [PromptRow(prompt, group, index) for index, (prompt, _, group) in enumerate(rows)]
+    answers = [Sample(answer, [0.0] * len(answer), 0) for _, answer, _ in rows]
+    return assemble(prompts, answers, decode=str, version=0)
+
+
+def padded(batch: TensorDict) -> TensorDict:
+    """Returns the batch with five more columns, and other tokens than 0 wherever nothing is promised."""
+    wide = trim(batch, batch["labels"].shape[1] + 5)
+    last = wide["loss_mask"].long().cumsum(1).argmax(1, keepdim=True)
+    after = torch.arange(wide["labels"].shape[1]) > last
+    return wide.update({key: torch.where(after, 33, wide[key]) for key in ("input_ids", "labels")})
+
+
+ALONE = (PROMPT, ANSWER, 0)
+LAYOUTS = {
+    "padding after the end": padded(rows_of(ALONE)),
+    "beside a longer row": padded(rows_of(ALONE, (LONG[:4], LONG[4:], 1))),
+    "after a longer row": rows_of((LONG[:4], LONG[4:], 1), ALONE),
+    "beside an answer to the same prompt": padded(rows_of(ALONE, (PROMPT, LONG, 0))),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("max_tokens", [1, 120])
+def test_k1_21_logprobs_of_a_row_are_its_own(
+    make_engine: Callable[..., Engine], model_folder: Path, layout: str, max_tokens: int
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    with torch.no_grad():
+        log_pi = model(torch.tensor([PROMPT + ANSWER])).logits.log_softmax(-1)[0]
+    expected = torch.stack([log_pi[2, ANSWER[0]], log_pi[3, ANSWER[1]]])
+    engine = make_engine(training={"max_tokens_per_microbatch": max_tokens})
+    batch = LAYOUTS[layout]
+    found = engine.score(batch)["logprob"]
+    (row,) = (i for i, length in enumerate(batch["loss_mask"].sum(1)) if length == len(ANSWER))
+    torch.testing.assert_close(found[row][batch["loss_mask"][row]], expected, atol=1e-5, rtol=0)
+    assert not found[~batch["loss_mask"]].any()
