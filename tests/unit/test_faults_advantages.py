@@ -78,7 +78,9 @@ RELATIVE = [
 @pytest.mark.parametrize("name", sorted({str(table["name"]) for table in RELATIVE}))
 def test_k1_15_one_answer_a_prompt_is_refused_where_answers_are_compared(write: Write, name: str) -> None:
     table = next(table for table in RELATIVE if table["name"] == name)
-    settings = ", ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value!r}" for key, value in table.items())
+    settings = ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value!r}" for key, value in table.items()
+    )
     with pytest.raises(ConfigError, match=rf"samples_per_prompt must be >= 2 for advantage '{name}', got 1"):
         load(write(), [f"algorithm.advantage={{{settings}}}", "loop.samples_per_prompt=1"])
 

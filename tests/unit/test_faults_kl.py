@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks reported, on the KL term from the rewards to the gradient; by number."""
+"""Faults that users of other frameworks reported, on the KL term, rewards to gradient; by number."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_k2_13_the_kl_of_each_token_is_taken_off_once() -> None:
 def test_k2_17_the_kl_pulls_the_whole_policy_to_the_reference(
     kl: dict[str, str], importance_weight: bool
 ) -> None:
-    """Every action once, weighed by its probability, with no reward: what is left is the gradient of the KL."""
+    """Every action once, weighed by its probability, without a reward: what is left is the KL."""
     logits = LOGITS.clone().requires_grad_()
     logprob = logits.log_softmax(0)
     old = logprob.detach()

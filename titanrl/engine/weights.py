@@ -76,9 +76,9 @@ def _read(tensors: dict[str, Any], folder: str) -> None:
     foreign = sorted(name for name in stored if not name.startswith(BODY) and name != SCORE)
     if SCORE in tensors and foreign:
         raise ConfigError(
-            f"{folder} must be a body and a scalar head {SCORE} alone, got {foreign[0]} too, which would not be "
-            "computed with; fold it into the head (a scale of the values scales its weight), or choose another "
-            "model."
+            f"{folder} must be a body and a scalar head {SCORE} alone, got {foreign[0]} too, which would not "
+            "be computed with; fold it into the head (a scale of the values scales its weight), or choose "
+            "another model."
         )
     for name, tensor in tensors.items():
         size = getattr(stored.get(name), "size", None)

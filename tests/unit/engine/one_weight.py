@@ -73,7 +73,7 @@ class OneWeight:
 
 
 def rows_of(ids: Sequence[int], lengths: Sequence[int] | None = None) -> TensorDict:
-    """Returns one group a row: row i repeats ids[i] over lengths[i] (1) trainable places, each of weight 1."""
+    """Returns one group a row: row i repeats ids[i] over lengths[i] (1) trainable places of weight 1."""
     lengths = [1] * len(ids) if lengths is None else lengths
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     tokens = torch.where(mask, torch.tensor(ids)[:, None], 0)

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met with critics and reward models on disk; the number is the fault's."""
+"""Faults that users of other frameworks met with critics and reward models on disk; by number."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ torch.set_num_threads(1)
 training = Training(seq_len=LENGTH + 8, max_tokens_per_microbatch=120, mixed_precision_param="float32")
 
 def make(checkpoints, **changes):
-    config = EngineConfig(model=sys.argv[2], steps=20, optimizer=Optimizer(lr=1e-2), training=training, **changes)
+    optimizer = Optimizer(lr=1e-2)
+    config = EngineConfig(model=sys.argv[2], steps=20, optimizer=optimizer, training=training, **changes)
     return Engine(config, checkpoints=checkpoints)
 
 engine = start(make, folder)

@@ -34,5 +34,7 @@ def test_one_graded_score_says_nothing():
 def test_pass_at_k_is_unbiased_not_the_power():
     # 4 samples, 2 right: of the 6 pairs one holds no right answer.
     assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    # One of 4 right: 3 of the 6 pairs; 1 - (1 - 1/4)^2 would be .4375.
+    assert pass_at_k(4, 1, 2) == 0.5
     assert pass_at_k(3, 0, 2) == 0.0
     assert pass_at_k(3, 2, 2) == 1.0

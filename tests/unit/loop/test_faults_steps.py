@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met in how a batch becomes optimizer steps; the number is the fault's."""
+"""Faults that users of other frameworks met in how a batch becomes optimizer steps; by number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_k3_12_a_step_of_fewer_rows_is_no_smaller() -> None:
     """Ten rows of gradient 1 in steps of four, four and two."""
     norms = []
     for count in (4, 4, 2):
-        found = OneWeight().update(weigh(rows_of([1] * count), SUPERVISED), Objective(loss=SUPERVISED.loss), NO_TERMS)
+        found = OneWeight().update(
+            weigh(rows_of([1] * count), SUPERVISED), Objective(loss=SUPERVISED.loss), NO_TERMS
+        )
         norms.append(found["update/grad_norm"][0])
     assert norms == [1.0, 1.0, 1.0]
 

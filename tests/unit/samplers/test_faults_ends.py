@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met at an answer's end: which token ends it, and what is said of it."""
+"""Faults that users of other frameworks met at an answer's end: what ends it, what is said of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""A fault that users of other frameworks met: pipeline stages that rescale what was accumulated before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.distributed.pipelining import PipelineStage
+
+from tests.unit.engine.one_weight import OneWeightRole, rows_of
+from titanrl.engine.build import Model
+from titanrl.engine.mesh import start
+from titanrl.engine.packing import MicroBatch
+from titanrl.engine.pipeline import run_pipeline
+
+
+class Product(torch.nn.Module):
+    """A stage of one weight: [1, T] ids in, [1, T, 1] products out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, tokens: torch.Tensor, *, positions: Any, attention_masks: Any) -> torch.Tensor:
+        return self.weight * tokens.float().unsqueeze(-1)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
+def test_k3_08_a_pipeline_adds_to_the_gradient_that_is_there(schedule: str) -> None:
+    """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5."""
+    device = start()
+    module = Product()
+    model = SimpleNamespace(
+        parts=[module], stages=[PipelineStage(module, 0, 1, device)], schedule_name=schedule, schedule=None,
+        schedule_sizes=(0, 0), is_first=True, is_last=True, inner_attention=None,
+    )  # fmt: skip
+
+    def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[0, micro_batch.chosen].sum()
+
+    for accumulated in (2.0, 4.0, 6.0):
+        micro_batches = OneWeightRole().micro_batches(rows_of([1, 1]))
+        run_pipeline(cast(Model, model), micro_batches, hook, trains=True)
+        assert module.weight.grad is not None
+        assert module.weight.grad.item() == accumulated
