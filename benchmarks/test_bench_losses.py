@@ -6,7 +6,6 @@ minutes: ``pytest benchmarks/test_bench_losses.py --benchmark-enable -k ppo_clip
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
-from benchmarks.timing import compare
+from benchmarks.timing import compare, peak_bytes
 from titanrl import PolicyOutputs
 from titanrl.objective import Objective, compiled
 
@@ -119,17 +118,7 @@ def test_compiled_objective_needs_little_memory(tmp_path: Path) -> None:
     policy, batch = step()
     policy, fast = only_needed(policy, whole_objective()), compiled(whole_objective())
     gradients(fast, policy, batch)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        gradients(fast, policy, batch)
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    changes = sorted(
-        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
-    )
-    held, peak = 0, 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
+    peak = peak_bytes(lambda: gradients(fast, policy, batch), tmp_path)
     assert 2 * 4 * ROWS * LENGTH <= peak <= EXTRA_BYTES
 
 

@@ -1,15 +1,17 @@
-"""Timing in turns: ours against a peer's way of computing the same, by medians of CPU time, in one thread."""
+"""Ours against a peer's way of computing the same: CPU time in one thread, in turns; and memory."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["compare"]
+__all__ = ["compare", "peak_bytes"]
 
 ROUNDS = 9
 
@@ -35,3 +37,23 @@ def compare(benchmark: Any, ours: Callable[[], Any], peer: Callable[[], Any], at
     )  # fmt: skip
     benchmark(ours)
     assert median["peer"] / median["ours"] >= at_least, benchmark.extra_info
+
+
+def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
+    """Returns the most memory that ``call`` holds at one time beyond what was held before it.
+
+    Args:
+        folder: for the profiler's trace.
+    """
+    with torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    profile.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    changes = sorted(
+        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
+    )
+    held, peak = 0, 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
