@@ -1,6 +1,7 @@
 """Log-prob and entropy of hidden states: the only code with a vocabulary axis.
 
-The logits of some tokens exist at a time, in the forward pass and again, recomputed, in the backward pass.
+Few logits exist at a time: those of some tokens in the forward pass, those of some words, recomputed, in the
+backward pass.
 The matrix products are plain; what is done to a row of logits are the two kernels below, which compile.
 """
 
@@ -23,10 +24,10 @@ __all__ = [
     "token_statistics",
 ]
 
-CHUNK_BYTES = 96 * 2**20
-"""Size of the logits that exist at one time."""
-TILE = 8192
-"""Rows of the head's weight whose gradient is computed at one time, where it is not added in place."""
+CHUNK_BYTES = 32 * 2**20
+"""Size of the logits that exist at one time on a CPU; a GPU wants larger products: eight times as much."""
+MAX_TOKENS = 16384
+"""Tokens over which a word's gradient is one product."""
 CACHED = 2**19
 """Numbers that a CPU keeps at hand: so many are worked on at a time, where no compiler sees to it."""
 
@@ -181,7 +182,7 @@ class _TokenStatistics(torch.autograd.Function):
         entropy, squares = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
         log_normaliser = logprob.new_empty(len(hidden), 1)
         best_ids, best = ids.new_empty(len(hidden), top_k), logprob.new_empty(len(hidden), top_k)
-        for part in _parts(hidden, weight):
+        for part in _slices(len(hidden), _chunk_size(weight, len(weight))):
             logits = hidden[part] @ weight.t()
             picked = logits.gather(-1, local[part]).float() / temperature
             picked = torch.where(mine[part], picked, 0.0)
@@ -211,35 +212,49 @@ class _TokenStatistics(torch.autograd.Function):
         picks = torch.where(mine, by_logprob, 0.0) / ctx.temperature
         if by_entropy is not None:
             by_entropy = by_entropy.float().unsqueeze(-1)
-        hidden_gradient = torch.empty_like(hidden)
-        # Summed in float32 whatever the compute dtype: a head sees thousands of tokens.
-        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for part in _parts(hidden, weight):
-            logits = hidden[part] @ weight.t()
-            gradient = ctx.kernels.gradient(
-                logits,
-                ctx.temperature,
-                log_normaliser[part],
-                total[part],
-                entropy[part].unsqueeze(-1),
-                None if by_entropy is None else by_entropy[part],
-            )
-            # Some hundred numbers: scatter_add_ would go over the whole chunk.
-            at = local[part] + torch.arange(len(logits), device=local.device).unsqueeze(-1) * logits.shape[-1]
-            gradient.view(-1).index_add_(0, at.view(-1), picks[part].view(-1).to(gradient.dtype))
-            hidden_gradient[part] = gradient @ weight
-            if weight.dtype == torch.float32:
-                weight_gradient.addmm_(gradient.t(), hidden[part])
-            else:
-                for tile in range(0, len(weight), TILE):
-                    rows = slice(tile, tile + TILE)
-                    weight_gradient[rows].add_(gradient[:, rows].t() @ hidden[part])
-        return hidden_gradient, weight_gradient.to(weight.dtype), *[None] * 6
+        hidden_gradient = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        # Words in tiles: then one product over all tokens is a tile's whole gradient. Where the tokens are too
+        # many for that, it is summed in float32 whatever the compute dtype.
+        parts = _slices(len(hidden), MAX_TOKENS)
+        summed = weight.dtype if len(parts) == 1 else torch.float32
+        weight_gradient = torch.zeros(weight.shape, dtype=summed, device=weight.device)
+        for part in parts:
+            tokens, words = hidden[part], _slices(len(weight), _chunk_size(weight, len(hidden[part])))
+            for tile in words:
+                gradient = ctx.kernels.gradient(
+                    tokens @ weight[tile].t(),
+                    ctx.temperature,
+                    log_normaliser[part],
+                    total[part],
+                    entropy[part].unsqueeze(-1),
+                    None if by_entropy is None else by_entropy[part],
+                )
+                _add_picks(gradient, local[part] - tile.start, picks[part])
+                hidden_gradient[part] += gradient @ weight[tile]
+                weight_gradient[tile] += gradient.t() @ tokens
+        return hidden_gradient.to(hidden.dtype), weight_gradient.to(weight.dtype), *[None] * 6
 
 
-def _parts(hidden: torch.Tensor, weight: torch.Tensor) -> list[slice]:
-    tokens = max(1, CHUNK_BYTES // (len(weight) * weight.element_size()))
-    return [slice(start, start + tokens) for start in range(0, len(hidden), tokens)]
+def _add_picks(gradient: torch.Tensor, column: torch.Tensor, picks: torch.Tensor) -> None:
+    """Adds ``picks`` [C, K] to gradient [C, W] at ``column``, where that is one of the W.
+
+    They are few, and scatter_add_ would go over the whole of it.
+    """
+    width = gradient.shape[1]
+    inside = (column >= 0) & (column < width)
+    row = torch.arange(len(gradient), device=gradient.device).unsqueeze(-1)
+    place = row * width + column.clamp(0, width - 1)
+    gradient.view(-1).index_add_(0, place.view(-1), torch.where(inside, picks, 0).view(-1).to(gradient.dtype))
+
+
+def _chunk_size(weight: torch.Tensor, width: int) -> int:
+    """Returns how many rows (or columns) of logits exist at a time, each of ``width`` numbers."""
+    size = CHUNK_BYTES * (1 if weight.device.type == "cpu" else 8)
+    return max(1, size // (max(1, width) * weight.element_size()))
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _reduce(rows: RowStatistics, picked: torch.Tensor, group: Group) -> tuple[RowStatistics, torch.Tensor]:

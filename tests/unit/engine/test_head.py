@@ -30,10 +30,10 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three chunks of tokens, several blocks of rows in each, several tiles of the vocabulary."""
+    """Three chunks of tokens, blocks of rows in each, tiles of words, summed over two parts."""
     monkeypatch.setattr(ops, "CHUNK_BYTES", 256 * V * 4)
     monkeypatch.setattr(ops, "CACHED", 40 * V)
-    monkeypatch.setattr(ops, "TILE", 16)
+    monkeypatch.setattr(ops, "MAX_TOKENS", 400)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
