@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,8 @@ class ConstantLength:
 
     length: int
     """The constant, tokens, >= 1: the response limit, never the padded width."""
+    sums_to: ClassVar[str] = "M / (B length)"
+    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
 
     def __post_init__(self) -> None:
         check_range(self, "length", "[1, inf)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,9 @@ class SequenceSum:
 
     Source: the policy gradient of a whole sequence, e.g. RLOO 2402.14740. Elsewhere: seq-mean-token-sum.
     """
+
+    sums_to: ClassVar[str] = "M / B"
+    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
         num_live = loss_mask.any(-1).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +18,9 @@ class TokenSum:
     The weights sum to M, the number of trainable tokens of the optimizer step, so the size of a step grows
     with them.
     """
+
+    sums_to: ClassVar[str] = "M"
+    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
         return loss_mask.float()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
+import tomli_w
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -138,8 +141,12 @@ def only(batch: TensorDict, keys: tuple[Any, ...]) -> TensorDict:
     return batch.select(*keys)
 
 
-def toml_table(component: Any, name: str) -> dict[str, Any]:
-    """Returns the component's own table, as its settings say it."""
+def assert_round_trips(kind: str, table: dict[str, Any]) -> None:
+    """Checks that the component of ``table`` survives pickle, and its settings TOML."""
+    component = titanrl.build(kind, table)
+    assert pickle.loads(pickle.dumps(component)) == component
     settings_of = {field.name: getattr(component, field.name) for field in fields(component) if field.init}
     written = {key: list(value) if isinstance(value, tuple) else value for key, value in settings_of.items()}
-    return {"name": name, **{key: value for key, value in written.items() if value is not None}}
+    chosen = {key: value for key, value in written.items() if value is not None}
+    text = tomli_w.dumps({"name": table["name"], **chosen})
+    assert titanrl.build(kind, tomllib.loads(text)) == component

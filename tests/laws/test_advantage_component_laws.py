@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import tomllib
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 
 import titanrl
-from tests.laws.estimate_batches import Shape, label, only, scored_batch, tables, toml_table
+from tests.laws.estimate_batches import Shape, assert_round_trips, label, only, scored_batch, tables
 
 TABLES = tables("advantage")
 every_table = pytest.mark.parametrize("table", TABLES, ids=label)
@@ -72,10 +70,7 @@ def test_nothing_to_train_on_gives_zero(table: dict[str, Any], rows: int) -> Non
 
 @every_table
 def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
-    component = build(table)
-    assert pickle.loads(pickle.dumps(component)) == component
-    written = tomli_w.dumps(toml_table(component, table["name"]))
-    assert build(tomllib.loads(written)) == component
+    assert_round_trips("advantage", table)
 
 
 def test_stateful_estimators_resume_exactly() -> None:

@@ -1,13 +1,14 @@
-"""Laws of every registered aggregation, with every table of it."""
+"""Laws of every registered aggregation, with every table of it.
+
+A class whose weights don't sum to 1 says by ``sums_to`` what they do sum to.
+"""
 
 from __future__ import annotations
 
-import pickle
-import tomllib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,29 +17,36 @@ import titanrl
 from tests.laws.estimate_batches import (
     LAW,
     Shape,
+    assert_round_trips,
     label,
     permutations,
     scored_batch,
     shapes,
     tables,
-    toml_table,
 )  # fmt: skip
 
 TABLES = tables("aggregation")
 every_table = pytest.mark.parametrize("table", TABLES, ids=label)
 
 
-def documented_total(table: dict[str, Any], mask: torch.Tensor) -> float:
-    """Returns what the weights sum to: 1, M, M / B or M / (B length)."""
-    tokens, live = float(mask.sum()), float(mask.any(-1).sum())
-    if not tokens:
-        return 0.0
-    totals = {
-        "token_sum": tokens,
-        "sequence_sum": tokens / live,
-        "constant_length": tokens / (live * table.get("length", 1)),
-    }
-    return totals.get(table["name"], 1.0)
+TOTALS: dict[str, Callable[[float, float, float], float]] = {
+    "1": lambda tokens, rows, length: 1.0,
+    "M": lambda tokens, rows, length: tokens,
+    "M / B": lambda tokens, rows, length: tokens / rows,
+    "M / (B length)": lambda tokens, rows, length: tokens / (rows * length),
+}
+"""What weights may be declared to sum to, of M trainable tokens, B live rows and the table's length."""
+KNOWN = ", ".join(map(repr, TOTALS))
+
+
+def declared_total(table: dict[str, Any], mask: torch.Tensor) -> tuple[str, float]:
+    """Returns what the class says that its weights sum to, in words and as a number."""
+    sums_to = getattr(type(titanrl.build("aggregation", table)), "sums_to", "1")
+    assert sums_to in TOTALS, (
+        f"aggregation {table['name']!r}: sums_to must be one of {KNOWN}, got {sums_to!r}."
+    )
+    tokens, rows = float(mask.sum()), float(mask.any(-1).sum())
+    return sums_to, TOTALS[sums_to](tokens, rows, float(table.get("length", 1))) if tokens else 0.0
 
 
 def weights(table: dict[str, Any], mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
@@ -48,7 +56,7 @@ def weights(table: dict[str, Any], mask: torch.Tensor, group_id: torch.Tensor) -
 @every_table
 @LAW
 @given(shape=shapes)
-def test_weights_sum_to_the_documented_constant(table: dict[str, Any], shape: Shape) -> None:
+def test_weights_sum_to_what_the_class_declares(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     mask = batch["loss_mask"]
     weight = weights(table, mask, batch["group_id"])
@@ -56,7 +64,11 @@ def test_weights_sum_to_the_documented_constant(table: dict[str, Any], shape: Sh
     assert weight.shape == mask.shape
     assert not weight[~mask].any()
     assert (weight[mask] > 0).all()
-    assert float(weight.double().sum()) == pytest.approx(documented_total(table, mask), rel=1e-6)
+    sums_to, expected = declared_total(table, mask)
+    assert float(weight.double().sum()) == pytest.approx(expected, rel=1e-6), (
+        f"the weights of aggregation {table['name']!r} must sum to {sums_to}; correct them, or say in the "
+        f"class what they sum to: sums_to: ClassVar[str] = one of {KNOWN}."
+    )
 
 
 @every_table
@@ -117,7 +129,4 @@ def test_weights_have_memory_of_their_own(table: dict[str, Any]) -> None:
 
 @every_table
 def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
-    component = titanrl.build("aggregation", table)
-    assert pickle.loads(pickle.dumps(component)) == component
-    written = tomli_w.dumps(toml_table(component, table["name"]))
-    assert titanrl.build("aggregation", tomllib.loads(written)) == component
+    assert_round_trips("aggregation", table)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import tomllib
 from typing import Any
 
 import pytest
-import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
 import titanrl
-from tests.laws.estimate_batches import LAW, label, tables, toml_table
+from tests.laws.estimate_batches import LAW, assert_round_trips, label, tables
 
 TABLES = tables("kl_controller")
 every_table = pytest.mark.parametrize("table", TABLES, ids=label)
@@ -69,9 +67,8 @@ def test_two_controllers_share_nothing(table: dict[str, Any]) -> None:
 
 @every_table
 def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
+    assert_round_trips("kl_controller", table)
     controller = build(table)
-    written = tomli_w.dumps(toml_table(controller, table["name"]))
-    assert build(tomllib.loads(written)) == controller
     controller.update(0.3, 64, 0)
     assert pickle.loads(pickle.dumps(controller)) == controller
 

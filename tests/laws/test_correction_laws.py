@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-import tomllib
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +14,13 @@ import titanrl
 from tests.laws.estimate_batches import (
     LAW,
     Shape,
+    assert_round_trips,
     label,
     only,
     permutations,
     scored_batch,
     shapes,
     tables,
-    toml_table,
     with_garbage,
     with_holes,
 )  # fmt: skip
@@ -180,7 +177,4 @@ def test_reads_only_its_in_keys_and_writes_nothing(table: dict[str, Any]) -> Non
 
 @every_table
 def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
-    component = build(table)
-    assert pickle.loads(pickle.dumps(component)) == component
-    written = tomli_w.dumps(toml_table(component, table["name"]))
-    assert build(tomllib.loads(written)) == component
+    assert_round_trips("correction", table)

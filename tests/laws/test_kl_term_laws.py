@@ -12,24 +12,19 @@ import torch
 
 import titanrl
 from tests.laws.batches import sample
+from tests.laws.kl_estimators import build, every_gradient, gradients
 from tests.laws.stop_gradient import central_differences
 from tests.laws.test_loss_compiles import check_all_lengths, run_eagerly
 from titanrl.objective import Objective
 
-GRADIENTS = ("pathwise", "straight_through_k2")
 every_estimator = pytest.mark.parametrize("name", titanrl.names("kl"))
-every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
-
-
-def build(name: str, gradient: str = "pathwise", **fields: float) -> Any:
-    return titanrl.build("kl", {"name": name, "gradient": gradient, **fields})
 
 
 @every_estimator
 @pytest.mark.parametrize("weighted", [False, True])
 def test_kl_gradient_is_that_of_central_differences(name: str, weighted: bool) -> None:
     policy, batch = sample([2], 4, seed=5)
-    for gradient in GRADIENTS:
+    for gradient in gradients(name):
         objective = Objective(
             loss=titanrl.build("loss", {"name": "sft"}), kl=build(name, gradient), importance_weight=weighted
         )
@@ -44,7 +39,6 @@ def test_kl_gradient_is_that_of_central_differences(name: str, weighted: bool) -
         assert analytic.isfinite().all()
 
 
-@every_estimator
 @every_gradient
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e9])
 def test_kl_term_ignores_masked_places(name: str, gradient: str, garbage: float) -> None:
@@ -78,7 +72,6 @@ def test_kl_is_one_graph_for_all_lengths(name: str) -> None:
     check_all_lengths(Objective(loss=titanrl.build("loss", {"name": "sft"}), kl=kl), run_eagerly)
 
 
-@every_estimator
 @every_gradient
 def test_kl_gives_the_reference_no_gradient(name: str, gradient: str) -> None:
     logprob = torch.tensor([-1.0, -2.0], requires_grad=True)
@@ -87,7 +80,6 @@ def test_kl_gives_the_reference_no_gradient(name: str, gradient: str) -> None:
     assert torch.autograd.grad(value, ref_logprob, allow_unused=True)[0] is None
 
 
-@every_estimator
 @every_gradient
 @pytest.mark.parametrize("input_clamp", [20.0, math.inf])
 def test_kl_of_a_token_far_from_the_reference_has_a_finite_gradient(
@@ -99,7 +91,6 @@ def test_kl_of_a_token_far_from_the_reference_has_a_finite_gradient(
     assert torch.autograd.grad(value.sum(), logprob)[0].isfinite().all()
 
 
-@every_estimator
 @every_gradient
 @pytest.mark.parametrize("infinite", ["logprob", "ref_logprob"])
 def test_kl_of_an_impossible_token_is_finite(name: str, gradient: str, infinite: str) -> None:

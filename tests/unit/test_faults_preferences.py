@@ -51,6 +51,12 @@ def test_bradley_terry_of_a_hopeless_gap_is_finite() -> None:
     assert result.loss.flatten().tolist() == [100.0, 100.0]
 
 
+@pytest.mark.parametrize("name", titanrl.names("reward"))
+def test_k7_07_no_reward_takes_a_normalisation_that_it_would_ignore(name: str) -> None:
+    with pytest.raises(titanrl.ConfigError, match="normalize"):
+        titanrl.build("reward", {"name": name, "normalize": True})
+
+
 # ------------------------------------------------------------------ 9: preferences
 
 

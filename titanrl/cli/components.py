@@ -69,7 +69,5 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
 
 def _command_for_laws(kind: str, cls: type, name: str) -> str:
     """Returns how to run the laws of a clone on a component of the user's own."""
-    if kind == "kl":
-        return "none; those of kl are about what the built-in estimators share"
     files = " ".join(f"$TITANRL/{file}" for file in laws_of(kind))
     return f"python -m pytest -p {cls.__module__} {files} -k {name}" if files else "none"

@@ -110,9 +110,3 @@ def test_k7_07_statistics_that_would_be_left_out_are_refused(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=f"got {name} too, which would not be computed with"):
         make_engine(model=str(folder), head="value")
-
-
-@pytest.mark.parametrize("name", titanrl.names("reward"))
-def test_k7_07_no_reward_takes_a_normalisation_that_it_would_ignore(name: str) -> None:
-    with pytest.raises(ConfigError, match="normalize"):
-        titanrl.build("reward", {"name": name, "normalize": True})
