@@ -22,7 +22,7 @@ from titanrl.engine.settings import EngineConfig
 from titanrl.engine.trainee import Trainee
 from titanrl.metrics import Sums
 from titanrl.objective import Objective
-from titanrl.ops.logprob import EAGER
+from titanrl.ops.row_kernels import EAGER
 from titanrl.protocols import Stateful
 
 __all__ = ["Engine", "EngineConfig"]

@@ -13,7 +13,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from torchtitan.models.common import Linear
 
-from titanrl.ops import logprob as ops
+from titanrl.ops import row_kernels
+from titanrl.ops.logprob import token_statistics
 
 __all__ = ["Head", "Request", "TokenHead", "compiled_kernels"]
 
@@ -26,7 +27,7 @@ class Request(NamedTuple):
     ids: torch.Tensor
     """[S, K] int64, token ids whose log-probs are wanted."""
     temperature: float = 1.0
-    kernels: ops.Kernels = ops.EAGER
+    kernels: row_kernels.Kernels = row_kernels.EAGER
     top_k: int = 0
     """Likeliest tokens that are wanted too."""
 
@@ -95,7 +96,7 @@ class TokenHead(Head):
         if request is None:
             logits = torch.nn.functional.linear(hidden, weight)
             return logits if self._group is None else _gather(logits, self._group)
-        return ops.token_statistics(
+        return token_statistics(
             hidden.flatten(0, 1).index_select(0, request.chosen),
             weight,
             request.ids,
@@ -107,11 +108,11 @@ class TokenHead(Head):
         )
 
 
-def compiled_kernels(backend: str) -> ops.Kernels:
+def compiled_kernels(backend: str) -> row_kernels.Kernels:
     """Returns the row kernels compiled for any number of tokens."""
-    return ops.Kernels(
-        torch.compile(ops.row_statistics, fullgraph=True, dynamic=True, backend=backend),
-        torch.compile(ops.row_gradient, fullgraph=True, dynamic=True, backend=backend),
+    return row_kernels.Kernels(
+        torch.compile(row_kernels.row_statistics, fullgraph=True, dynamic=True, backend=backend),
+        torch.compile(row_kernels.row_gradient, fullgraph=True, dynamic=True, backend=backend),
     )
 
 

@@ -20,7 +20,8 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
 from titanrl.engine.pipeline import run_pipeline
 from titanrl.engine.reduce import from_last_stage
-from titanrl.ops.logprob import EAGER, Kernels, TokenStatistics
+from titanrl.ops.logprob import TokenStatistics
+from titanrl.ops.row_kernels import EAGER, Kernels
 from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Role", "gathered"]

@@ -1,35 +1,24 @@
 """Log-prob and entropy of hidden states: the only code with a vocabulary axis.
 
 Few logits exist at a time: those of some tokens in the forward pass, those of some words, recomputed, in the
-backward pass.
-The matrix products are plain; what is done to a row of logits are the two kernels below, which compile.
+backward pass. The matrix products are plain; what is done to a row of logits are the two row kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from titanrl.ops.likeliest import likeliest
+from titanrl.ops.row_kernels import EAGER, Kernels, RowStatistics
 
-__all__ = [
-    "CHUNK_BYTES",
-    "EAGER",
-    "Kernels",
-    "TokenStatistics",
-    "row_gradient",
-    "row_statistics",
-    "token_statistics",
-]
+__all__ = ["TokenStatistics", "token_statistics"]
 
 CHUNK_BYTES = 32 * 2**20
 """Size of the logits that exist at one time on a CPU; a GPU wants larger products: eight times as much."""
 MAX_TOKENS = 16384
 """Tokens over which a word's gradient is one product."""
-CACHED = 2**19
-"""Numbers that a CPU keeps at hand: so many are worked on at a time, where no compiler sees to it."""
 
 
 class TokenStatistics(NamedTuple):
@@ -47,89 +36,6 @@ class TokenStatistics(NamedTuple):
     """[S, top_k] their log-probs; no gradient."""
 
 
-class RowStatistics(NamedTuple):
-    peak: torch.Tensor
-    """[C, 1] largest z of the row."""
-    total: torch.Tensor
-    """[C, 1] sum of e = exp(z - peak)."""
-    weighted: torch.Tensor
-    """[C, 1] sum of e * z."""
-    squares: torch.Tensor
-    """[C, 1] sum of e^2."""
-
-
-def row_statistics(logits: torch.Tensor, temperature: float) -> RowStatistics:
-    """Returns the sums from which log-normaliser, entropy and sum of squares follow, z = logits /
-    temperature.
-
-    Args:
-        logits: [C, V/tp] any float. temperature: > 0.
-    """
-    z = _scaled(logits, temperature)
-    peak = z.amax(-1, keepdim=True)
-    e = (z - peak).exp_()
-    weighted, squares = torch.linalg.vecdot(e, z), torch.linalg.vecdot(e, e)
-    return RowStatistics(peak, e.sum(-1, keepdim=True), weighted.unsqueeze(-1), squares.unsqueeze(-1))
-
-
-def row_gradient(
-    logits: torch.Tensor,
-    temperature: float,
-    log_normaliser: torch.Tensor,
-    logprob_gradient: torch.Tensor,
-    entropy: torch.Tensor,
-    entropy_gradient: torch.Tensor | None,
-) -> torch.Tensor:
-    """Returns [C, V/tp] ``-pi (g + g_H (log pi + H)) / temperature`` in the logits' dtype.
-
-    That is d loss / d logits but for the ``+ g / temperature`` at the chosen ids.
-
-    Args:
-        log_normaliser, logprob_gradient (summed over ids), entropy, entropy_gradient: [C, 1] float32.
-    """
-    log_pi = _scaled(logits, temperature) - log_normaliser
-    if entropy_gradient is None:
-        gradient = log_pi.exp_().mul_(logprob_gradient / -temperature)
-    else:
-        slope = (log_pi + entropy).mul_(entropy_gradient).add_(logprob_gradient)
-        gradient = log_pi.exp_().mul_(slope).div_(-temperature)
-    return gradient.to(logits.dtype)
-
-
-def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    return logits.float() if temperature == 1 else logits.float() / temperature
-
-
-class Kernels(NamedTuple):
-    """The two row kernels, as they are or compiled."""
-
-    statistics: Callable[[torch.Tensor, float], RowStatistics]
-    gradient: Callable[..., torch.Tensor]
-    """May overwrite the logits."""
-
-
-def _statistics_by_rows(logits: torch.Tensor, temperature: float) -> RowStatistics:
-    parts = [row_statistics(rows, temperature) for rows in _cached_rows(logits)]
-    return RowStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _gradient_by_rows(logits: torch.Tensor, temperature: float, *columns: Any) -> torch.Tensor:
-    """Returns ``logits`` itself, overwritten."""
-    first = 0
-    for rows in _cached_rows(logits):
-        part = slice(first, first + len(rows))
-        mine: list[Any] = [None if column is None else column[part] for column in columns]
-        rows.copy_(row_gradient(rows, temperature, *mine))
-        first += len(rows)
-    return logits
-
-
-def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    rows = CACHED // logits.shape[-1] if logits.device.type == "cpu" else len(logits)
-    return torch.split(logits, max(1, rows))
-
-
-EAGER = Kernels(_statistics_by_rows, _gradient_by_rows)
 Group: TypeAlias = Any
 """A process group, or None; torch.distributed is imported by whoever has one."""
 
@@ -213,8 +119,8 @@ class _TokenStatistics(torch.autograd.Function):
         if by_entropy is not None:
             by_entropy = by_entropy.float().unsqueeze(-1)
         hidden_gradient = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        # Words in tiles: then one product over all tokens is a tile's whole gradient. Where the tokens are too
-        # many for that, it is summed in float32 whatever the compute dtype.
+        # By tiles of words: one product over all tokens is a tile's whole gradient. Over several parts of
+        # the tokens it is summed in float32, whatever the compute dtype.
         parts = _slices(len(hidden), MAX_TOKENS)
         summed = weight.dtype if len(parts) == 1 else torch.float32
         weight_gradient = torch.zeros(weight.shape, dtype=summed, device=weight.device)

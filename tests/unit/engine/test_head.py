@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from titanrl.ops import logprob as ops
+from titanrl.ops import logprob, row_kernels
 from titanrl.ops.logprob import token_statistics
 
 S, D, V, K = 600, 16, 50, 3
@@ -31,9 +31,9 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks of tokens, blocks of rows in each, tiles of words, summed over two parts."""
-    monkeypatch.setattr(ops, "CHUNK_BYTES", 256 * V * 4)
-    monkeypatch.setattr(ops, "CACHED", 40 * V)
-    monkeypatch.setattr(ops, "MAX_TOKENS", 400)
+    monkeypatch.setattr(logprob, "CHUNK_BYTES", 256 * V * 4)
+    monkeypatch.setattr(row_kernels, "CACHED", 40 * V)
+    monkeypatch.setattr(logprob, "MAX_TOKENS", 400)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -107,12 +107,12 @@ def test_head_survives_large_logits() -> None:
 def test_head_holds_the_logits_of_one_chunk_only() -> None:
     seen: list[int] = []
 
-    def statistics(logits: torch.Tensor, temperature: float) -> ops.RowStatistics:
+    def statistics(logits: torch.Tensor, temperature: float) -> row_kernels.RowStatistics:
         seen.append(len(logits))
-        return ops.row_statistics(logits, temperature)
+        return row_kernels.row_statistics(logits, temperature)
 
     hidden, weight, ids, *_ = inputs(4)
-    token_statistics(hidden, weight, ids, kernels=ops.Kernels(statistics, ops.row_gradient))
+    token_statistics(hidden, weight, ids, kernels=row_kernels.Kernels(statistics, row_kernels.row_gradient))
     assert seen == [256, 256, 88]
 
 
@@ -132,7 +132,7 @@ def test_compiled_head_equals_eager() -> None:
 
     hidden, weight, ids, by_logprob, by_entropy = inputs(6)
     gradients = []
-    for kernels in (ops.EAGER, compiled_kernels("inductor")):
+    for kernels in (row_kernels.EAGER, compiled_kernels("inductor")):
         hidden.grad = weight.grad = None
         found = token_statistics(hidden, weight, ids, temperature=0.7, kernels=kernels)
         ((found.logprob * by_logprob).sum() + (found.entropy * by_entropy).sum()).backward()
