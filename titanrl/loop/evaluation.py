@@ -22,7 +22,8 @@ def evaluate(session: Session) -> dict[str, float]:
     """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
 
     The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
-    beside it.
+    beside it. Where each prompt has several answers and the score is right or wrong, so does
+    ``eval/pass_at_<k>``, for k the powers of two and the number of answers.
     """
     settings = session.experiment.evaluation
     assert settings is not None
@@ -54,7 +55,24 @@ def evaluate(session: Session) -> dict[str, float]:
         "eval/score_low": low,
         "eval/score_high": high,
         "eval/num_prompts": float(count),
+        **_passes(scores, settings.samples_per_prompt),
         **means,
+    }
+
+
+def _passes(scores: Sequence[float], samples: int) -> dict[str, float]:
+    """Returns the mean of pass@k over the prompts, by metric name.
+
+    Args:
+        scores: those of each prompt's ``samples`` answers, prompt by prompt.
+    """
+    if samples == 1 or not set(scores) <= {0.0, 1.0}:
+        return {}
+    correct = [int(sum(scores[start : start + samples])) for start in range(0, len(scores), samples)]
+    numbers = [*(2**power for power in range(1, samples.bit_length()) if 2**power < samples), samples]
+    return {
+        f"eval/pass_at_{k}": sum(pass_at_k(samples, each, k) for each in correct) / len(correct)
+        for k in numbers
     }
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from titanrl.loop.evaluation import interval, pass_at_k
+from tests.unit.loop.test_stages import Letters, length_reward
+from titanrl.loop.evaluation import evaluate, interval, pass_at_k
+from titanrl.loop.prompts import PromptFeed
+from titanrl.protocols import PromptRow, Sample
 
 
 def test_binary_scores_get_wilsons_interval():
@@ -38,3 +44,40 @@ def test_pass_at_k_is_unbiased_not_the_power():
     assert pass_at_k(4, 1, 2) == 0.5
     assert pass_at_k(3, 0, 2) == 0.0
     assert pass_at_k(3, 2, 2) == 1.0
+
+
+class Judged(Letters):
+    """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
+
+    def sample(self, rows: Sequence[PromptRow], **_: Any) -> list[Sample]:
+        return super().sample(rows, step=0, seed=0, greedy=False)
+
+
+def judged(samples: int) -> dict[str, float]:
+    """Returns the metrics of three prompts."""
+    prompts = SimpleNamespace(messages="q", answer="")
+    feed = PromptFeed([prompts] * 3, lambda _: [5], seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
+    settings = SimpleNamespace(num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None)
+    session = SimpleNamespace(
+        experiment=SimpleNamespace(evaluation=settings, reward=(length_reward(2.0, "x"),)),
+        held_out=feed,
+        engine=SimpleNamespace(dp_rank=0, dp_degree=1, dp_group=None),
+        sampler=Judged(),
+        seed=0,
+        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
+    )
+    return evaluate(session)  # type: ignore[arg-type]
+
+
+def test_several_answers_to_a_prompt_give_pass_at_k():
+    metrics = judged(6)
+    passes = {name: value for name, value in metrics.items() if "pass" in name}
+    # One of 6 is right: 5 of 15 pairs hold it, 10 of 15 fours, and all together.
+    assert passes == {
+        "eval/pass_at_2": pytest.approx(1 / 3), "eval/pass_at_4": pytest.approx(2 / 3), "eval/pass_at_6": 1.0,
+    }  # fmt: skip
+    assert metrics["eval/score"] == pytest.approx(1 / 6)
+
+
+def test_one_answer_to_a_prompt_gives_no_pass_at_k():
+    assert not [name for name in judged(1) if "pass" in name]
