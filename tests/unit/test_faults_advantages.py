@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from titanrl.config import load
 from titanrl.errors import ConfigError
 from titanrl.loop.estimate import estimate
 from titanrl.loop.prompts import PromptFeed
+from titanrl.loop.scoring import score_rewards
+from titanrl.loop.stages import batch_metrics
 from titanrl.loop.state import LoopState
 from titanrl.objective import Objective
 from titanrl.ops.masked import masked_mean
@@ -83,6 +87,45 @@ def test_k1_15_one_answer_a_prompt_is_refused_where_answers_are_compared(write: 
     )
     with pytest.raises(ConfigError, match=rf"samples_per_prompt must be >= 2 for advantage '{name}', got 1"):
         load(write(), [f"algorithm.advantage={{{settings}}}", "loop.samples_per_prompt=1"])
+
+
+# ------------------------------------------------------------------ 6 and 7: what is reported
+
+
+def test_k6_13_the_reported_reward_is_the_weighted_one() -> None:
+    batch = batch_of(loss_mask=[[True]], group_id=[0], finish_reason=[0])
+    terms: list[Any] = [
+        SimpleNamespace(
+            component=lambda _, value=value: torch.tensor([value]), weight=weight, label=label, failure=0.0,
+            deadline_seconds=None,
+        )
+        for label, value, weight in (("right", 1.0, 2.0), ("short", 0.4, 0.5))
+    ]  # fmt: skip
+    scores, _ = score_rewards(batch, terms)
+    metrics = batch_metrics(batch.update(scores))
+    assert metrics["reward/mean"] == pytest.approx(2.2)
+    assert (metrics["reward/right"], metrics["reward/short"]) == (1.0, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(
+    ("returns", "value", "explained"),
+    [([1, 2, 3, 4], [1, 2, 3, 3], 0.85), ([2, 2, 2], [1, 2, 3], None), ([2, 2, 2], [2, 2, 2], None)],
+)
+def test_k7_09_explained_variance_of_constant_returns_is_absent(
+    returns: list[int], value: list[int], explained: float | None
+) -> None:
+    """One row whose rewards-to-go are the returns."""
+    to_go = torch.tensor([[*returns, 0.0]])
+    batch = batch_of(
+        loss_mask=[[True] * len(returns)], group_id=[0], reward=[0.0], finish_reason=[0],
+        value=torch.tensor([value]).float(), token_reward=to_go[:, :-1] - to_go[:, 1:],
+    )  # fmt: skip
+    chosen = algorithm(advantage={"name": "gae", "lam": 1.0, "whiten": False})
+    got, metrics = estimate(batch, chosen)
+    assert got["returns"].tolist() == [returns]
+    assert metrics.get("critic/explained_variance") == (
+        None if explained is None else pytest.approx(explained)
+    )
 
 
 # --------------------------------------------------------------------- 7: running statistics

@@ -12,6 +12,7 @@ from tests.unit.loop.test_estimate import algorithm, batch_of
 from titanrl import PolicyOutputs
 from titanrl.loop.estimate import estimate, weigh
 from titanrl.objective import Objective
+from titanrl.ops.logprob import token_statistics
 
 LOGITS = torch.tensor([0.2, -0.1, 0.4])
 REF_LOGPROB = torch.tensor([0.0, 0.5, -0.5]).log_softmax(0)
@@ -70,6 +71,14 @@ def test_k2_13_the_kl_of_each_token_is_taken_off_once() -> None:
     assert got["token_reward"][0].tolist() == pytest.approx([-0.01, -0.02, 0.97], abs=1e-6)
     assert got["token_reward"][0].sum().item() == pytest.approx(0.94)
     assert got["advantage"][:, 0].tolist() == pytest.approx([0.94, -0.94], abs=1e-6)
+
+
+def test_k2_14_logprobs_keep_the_digits_of_their_logits() -> None:
+    logits = torch.tensor([[3.0], [-7.3], [1.2], [0.4]])
+    found = token_statistics(torch.ones(1, 1), logits, torch.tensor([[1]]))
+    assert found.logprob.item() == pytest.approx(-10.514794, abs=2e-6)
+    difference = titanrl.build("kl", {"name": "k1"})(torch.tensor([-10.02]), torch.tensor([-10.05]))
+    assert difference.item() == pytest.approx(0.03, abs=2e-6)
 
 
 @pytest.mark.parametrize(
