@@ -37,6 +37,8 @@ class MicroBatch(NamedTuple):
     """[S] int64, b * L + t of each trained label."""
     batch: TensorDict
     """The rows' keys, [B] and [B, L], on the device; L is the longest row's last trained position + 1."""
+    num_tokens: int
+    """Distinct tokens of the rows, which a padded line has more than; 0 for a blank."""
 
     @property
     def num_trained(self) -> int:
@@ -110,6 +112,7 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
         chosen=number.flatten()[place],
         place=place,
         batch=part,
+        num_tokens=int(own.sum()),
     )
     return move(micro_batch, device)
 
@@ -124,7 +127,9 @@ def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
         batch_size=[2],
     )
     rows["group_id"] = torch.arange(2)
-    return lay_out(rows, torch.arange(2), device)._replace(rows=torch.zeros(0, dtype=torch.int64))
+    return lay_out(rows, torch.arange(2), device)._replace(
+        rows=torch.zeros(0, dtype=torch.int64), num_tokens=0
+    )
 
 
 def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:

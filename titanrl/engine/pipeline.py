@@ -5,6 +5,7 @@ Torch's schedules, the head and the loss in the last stage's hook.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 
 from titanrl.engine.attention import RowAttention, attention_masks
 from titanrl.engine.build import Model
-from titanrl.engine.packing import MicroBatch, pad_to
+from titanrl.engine.packing import MicroBatch
 
-__all__ = ["Hook", "run_pipeline"]
+__all__ = ["Hook", "line_length", "run_pipeline", "scheduled"]
 
 Hook = Callable[[MicroBatch, torch.Tensor], torch.Tensor]
 """(micro-batch, hidden states [1, T, D]) -> scalar whose gradient is wanted."""
@@ -23,19 +24,37 @@ ROUND = 64
 """Lines are padded to a multiple, so that stages seldom meet a new length: each costs one pass more."""
 
 
+def scheduled(model: Model, count: int) -> int:
+    """Returns the number of micro-batches that the pipeline's schedule takes for ``count`` of them.
+
+    At least one a stage of each rank, and whole rounds where a rank has several stages; without a pipeline
+    just as many as there are.
+    """
+    if not model.stages:
+        return count
+    ranks = model.stages[0].group_size
+    return -(-count // ranks) * ranks if len(model.stages) > 1 else max(count, ranks)
+
+
+def line_length(longest: int, divisor: int) -> int:
+    """Returns the length, a multiple of ``divisor``, of a pipeline's lines if the longest has ``longest``
+    tokens."""
+    step = math.lcm(ROUND, divisor)
+    return -(-longest // step) * step
+
+
 def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, *, trains: bool) -> None:
     """Calls ``hook`` on the last stage for each micro-batch; with ``trains`` gradients flow through all
     stages.
 
-    Gradients are summed over micro-batches. Every stage must be given the same micro-batches.
+    Gradients are summed over micro-batches. Every stage must be given the same micro-batches, as many as
+    ``scheduled`` says, and lines of one length, the same on all data-parallel ranks: a stage that meets a new
+    number or length makes a pass of its own, in whose collectives all must take part.
     """
-    length = max(micro_batch.tokens.shape[1] for micro_batch in micro_batches)
-    length = -(-length // ROUND) * ROUND
-    padded = [pad_to(micro_batch, length) for micro_batch in micro_batches]
-    tokens = torch.cat([micro_batch.tokens for micro_batch in padded])
-    positions = torch.cat([micro_batch.positions for micro_batch in padded])
-    layouts = [micro_batch.layout for micro_batch in padded]
-    numbers = torch.arange(len(padded), device=tokens.device)
+    tokens = torch.cat([micro_batch.tokens for micro_batch in micro_batches])
+    positions = torch.cat([micro_batch.positions for micro_batch in micro_batches])
+    layouts = [micro_batch.layout for micro_batch in micro_batches]
+    numbers = torch.arange(len(micro_batches), device=tokens.device)
     for part in model.parts:
         for module in part.modules():
             if isinstance(module, RowAttention):
@@ -44,9 +63,9 @@ def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, 
 
     def last_stage(hidden: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         # torch 2.13 calls this once more than there are micro-batches, to learn shapes: results go by number.
-        return hook(padded[int(number)], hidden)
+        return hook(micro_batches[int(number)], hidden)
 
-    schedule = _schedule(model, len(padded), length, last_stage)
+    schedule = _schedule(model, *tokens.shape, last_stage)
     arguments: dict[str, Any] = {"positions": positions, "attention_masks": masks}
     if model.is_last:
         arguments |= {"target": numbers, "losses": []}

@@ -18,7 +18,7 @@ from titanrl.engine.build import Model
 from titanrl.engine.head import Request
 from titanrl.engine.mesh import Mesh
 from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
-from titanrl.engine.pipeline import run_pipeline
+from titanrl.engine.pipeline import line_length, run_pipeline, scheduled
 from titanrl.engine.reduce import from_last_stage
 from titanrl.ops.logprob import TokenStatistics
 from titanrl.ops.row_kernels import EAGER, Kernels
@@ -61,18 +61,15 @@ class Role:
         """
         device = self.mesh.device
         parts = [lay_out(batch, rows, device) for rows in plan(batch, self._max_tokens)]
-        count = torch.tensor(max(1, len(parts)), device=device)
+        longest = max((part.tokens.shape[1] for part in parts), default=1)
+        sizes = torch.tensor([max(1, len(parts)), longest], device=device)
         if self.mesh.dp_group is not None:
-            dist.all_reduce(count, dist.ReduceOp.MAX, group=self.mesh.dp_group)
-        # A pipeline's schedules want at least as many micro-batches as there are ranks; those in which stages
-        # take turns on a rank want whole rounds of them.
-        pp = self.mesh.dims.pp
-        total = max(int(count), pp)
-        if len(self.model.stages) > 1:
-            total = -(-total // pp) * pp
-        missing = total - len(parts)
-        parts += [blank(batch, device) for _ in range(missing)]
+            dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self.mesh.dp_group)
+        count, longest = sizes.tolist()
+        parts += [blank(batch, device) for _ in range(scheduled(self.model, count) - len(parts))]
         tp = self.mesh.dims.tp
+        if self.model.stages:
+            return [pad_to(part, line_length(longest, tp)) for part in parts]
         return [pad_to(part, -(-part.tokens.shape[1] // tp) * tp) for part in parts]
 
     def run(

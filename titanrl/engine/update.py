@@ -84,9 +84,11 @@ class Updater:
             loss: torch.Tensor
             loss, parts = function(outputs, micro_batch.batch, numbers)
             # By identity: a pipeline calls for some micro-batches twice.
-            sums[id(micro_batch)] = {
-                name: torch.stack(pair).detach().double() for name, pair in parts.items()
-            }
+            found = {name: torch.stack(pair).detach().double() for name, pair in parts.items()}
+            found["update/computed_tokens"] = torch.tensor(
+                [micro_batch.num_tokens, 1.0], dtype=torch.float64, device=loss.device
+            )
+            sums[id(micro_batch)] = found
             return loss if trains else None
 
         micro_batches = self._role.micro_batches(rows)
@@ -94,11 +96,11 @@ class Updater:
             self._refuse_parts(sum(bool(len(each.rows)) for each in micro_batches))
         self._role.run(micro_batches, use)
         metrics = reduce_sums(list(sums.values()), self._role.mesh)
-        if "loss/total" in metrics:
-            # Normalised by its weights already: the step's number is the sum of the parts, not their mean.
-            metrics["loss/total"] = (metrics["loss/total"][0], 1.0)
-        tokens = sum(each.tokens.numel() for each in micro_batches if len(each.rows))
-        return metrics | {"update/computed_tokens": (float(tokens), 1.0)}
+        # Normalised by its weights already, and a plain count: the step's number is the sum of the parts, not
+        # their mean.
+        return metrics | {
+            name: (metrics[name][0], 1.0) for name in ("loss/total", "update/computed_tokens")
+        }
 
     def _refuse_parts(self, count: int) -> None:
         """Raises where a loss that compares all rows of a step would see only some of them at once."""

@@ -88,7 +88,8 @@ def _read(tensors: dict[str, Any], folder: str) -> None:
                 f"[model] path {folder!r} does not hold what its config.json says: {name} must have shape "
                 f"{list(tensor.shape)}, got {found}."
             )
-    load(tensors, storage_reader=HuggingFaceStorageReader(folder))
+    # Without collectives: pipeline stages read different files a different number of times.
+    load(tensors, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
 
 
 @torch.no_grad()
