@@ -33,10 +33,21 @@ MESHES: dict[int, dict[str, dict[str, Any]]] = {
         "fsdp x pipeline": {SHARD: 2, PIPELINE: 2},
         "fsdp x interleaved": {SHARD: 2, PIPELINE: 2} | INTERLEAVED,
         "tensor x pipeline": {TENSOR: 2, PIPELINE: 2},
+        "fsdp": {SHARD: 4},
+        "tensor": {TENSOR: 4},
     },
     8: {"fsdp x tensor x pipeline": {SHARD: 2, TENSOR: 2, PIPELINE: 2}},
 }
-CASES = [(processes, mesh) for processes, meshes in MESHES.items() for mesh in meshes]
+TIED = {2: ["fsdp", "tensor", "pipeline", "interleaved"], 4: ["tensor x pipeline"]}
+"""Where head and embedding are one matrix too, which a pipeline's ends have a copy of."""
+WIDE = [(4, "fsdp"), (4, "tensor")]
+"""One axis alone: a model with as many heads for keys as ranks, so that all can be split."""
+CASES = [
+    (processes, mesh, "wide" if (processes, mesh) in WIDE else "untied")
+    for processes, meshes in MESHES.items()
+    for mesh in meshes
+]
+CASES += [(processes, mesh, "tied") for processes, meshes in TIED.items() for mesh in meshes]
 Results = dict[tuple[int, str], list[dict[str, Any]]]
 """(processes, case) -> what each rank saw."""
 
@@ -49,21 +60,44 @@ def launch_cases(folder: Path, processes: int, cases: dict[str, dict[str, Any]])
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("meshes")
+def export_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def results(export_folder: Path) -> Results:
+    """Every mesh's case in one launch for each number of processes: starting is what takes the time."""
+    folder = export_folder
     model = tiny.create(folder / "model", layers=4, tied=False, scale=0.2)
+    tied = tiny.create(folder / "tied", layers=4, scale=0.2, seed=3)
     critic = tiny.create(folder / "critic", head="value", layers=3, scale=0.2, seed=2)
     teacher = tiny.create(folder / "teacher", layers=2, hidden=16, scale=0.4, seed=1)
-    whole = {
+    wide = tiny.create(folder / "wide", kv_heads=4, tied=False, scale=0.2)
+    untied = {
         "model": str(model),
         "critic": str(critic),
         "teacher": str(teacher),
         "losses": ["ppo_clip", "gspo", "dpo", "sft", "topk_distill"],
         "max_norm": 0.05,
     }
-    found = launch_cases(folder / "1", 1, {"whole": whole})
-    for processes, meshes in MESHES.items():
-        cases = {mesh: whole | {"parallelism": degrees} for mesh, degrees in meshes.items()}
+    kinds = {
+        "untied": untied,
+        "wide": {"model": str(wide), "losses": ["ppo_clip"], "max_norm": 0.05},
+        "tied": {"model": str(tied), "losses": ["ppo_clip", "dpo"], "max_norm": 0.05},
+        "bfloat16": {
+            "model": str(tied), "losses": ["ppo_clip"], "max_norm": 1e9, "precision": "bfloat16"
+        },
+    }  # fmt: skip
+    found = launch_cases(folder / "1", 1, kinds)
+    for processes in MESHES:
+        cases = {
+            f"{mesh} {kind}": kinds[kind]
+            | {"parallelism": MESHES[processes][mesh], "export": str(folder / f"{processes} {mesh} {kind}")}
+            for count, mesh, kind in CASES
+            if count == processes
+        }
+        if processes == 2:
+            cases["bfloat16"] = kinds["bfloat16"]
         found |= launch_cases(folder / str(processes), processes, cases)
     return found
 
@@ -81,10 +115,12 @@ def assert_near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
         assert error <= RTOL, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize(("processes", "mesh"), CASES)
-def test_mesh_gives_the_metrics_of_one_process(results: Results, processes: int, mesh: str) -> None:
-    (one,) = results[1, "whole"]
-    for rank in results[processes, mesh]:
+@pytest.mark.parametrize(("processes", "mesh", "kind"), CASES)
+def test_mesh_gives_the_metrics_of_one_process(
+    results: Results, processes: int, mesh: str, kind: str
+) -> None:
+    (one,) = results[1, kind]
+    for rank in results[processes, f"{mesh} {kind}"]:
         assert rank["steps"].keys() == one["steps"].keys()
         for name, step in one["steps"].items():
             wanted, found = step["metrics"], rank["steps"][name]["metrics"]
@@ -94,28 +130,30 @@ def test_mesh_gives_the_metrics_of_one_process(results: Results, processes: int,
 
 
 @pytest.mark.parametrize("key", ["gradients", "clipped"])
-@pytest.mark.parametrize(("processes", "mesh"), CASES)
+@pytest.mark.parametrize(("processes", "mesh", "kind"), CASES)
 def test_mesh_gives_the_gradients_of_one_process(
-    results: Results, processes: int, mesh: str, key: str
+    results: Results, processes: int, mesh: str, kind: str, key: str
 ) -> None:
-    (one,) = results[1, "whole"]
+    (one,) = results[1, kind]
     for name, step in one["steps"].items():
-        assert_near(of_all(results[processes, mesh], name, key), step[key])
+        assert_near(of_all(results[processes, f"{mesh} {kind}"], name, key), step[key])
 
 
-@pytest.mark.parametrize(("processes", "mesh"), CASES)
-def test_every_rank_streams_the_weights_of_one_process(results: Results, processes: int, mesh: str) -> None:
-    (one,) = results[1, "whole"]
-    first, *others = (rank["weights"] for rank in results[processes, mesh])
+@pytest.mark.parametrize(("processes", "mesh", "kind"), CASES)
+def test_every_rank_streams_the_weights_of_one_process(
+    results: Results, processes: int, mesh: str, kind: str
+) -> None:
+    (one,) = results[1, kind]
+    first, *others = (rank["weights"] for rank in results[processes, f"{mesh} {kind}"])
     assert_near(first, one["weights"])
     for other in others:
         assert all(torch.equal(value, other[name]) for name, value in first.items())
 
 
-@pytest.mark.parametrize(("processes", "mesh"), CASES)
-def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, mesh: str) -> None:
-    (one,) = results[1, "whole"]
-    for rank in results[processes, mesh]:
+@pytest.mark.parametrize(("processes", "mesh", "kind"), CASES)
+def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, mesh: str, kind: str) -> None:
+    (one,) = results[1, kind]
+    for rank in results[processes, f"{mesh} {kind}"]:
         for step, wanted in one["scores"].items():
             found = rank["scores"][step]
             assert found.keys() == wanted.keys()
@@ -126,6 +164,45 @@ def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, 
 
 def test_gradients_are_clipped_in_most_steps(results: Results) -> None:
     """Else the comparison of clipped gradients would say nothing."""
-    (one,) = results[1, "whole"]
+    (one,) = results[1, "untied"]
     norms = [step["metrics"]["update/grad_norm"][0] for step in one["steps"].values()]
     assert sum(norm > 0.05 for norm in norms) >= len(norms) - 2
+
+
+@pytest.mark.parametrize(
+    ("processes", "mesh"), [(2, "pipeline"), (2, "interleaved"), (4, "tensor x pipeline")]
+)
+def test_copies_of_a_tied_matrix_stay_equal_over_pipeline_stages(
+    results: Results, processes: int, mesh: str
+) -> None:
+    (one,) = results[1, "tied"]
+    ranks = results[processes, f"{mesh} tied"]
+    ends = {name: value for rank in ranks for name, value in rank["ends"].items()}
+    embedding, head = ends["tok_embeddings.weight"], ends["lm_head.weight"]
+    assert torch.equal(embedding, head)
+    assert_near(
+        {"tok_embeddings.weight": head}, {"tok_embeddings.weight": one["ends"]["tok_embeddings.weight"]}
+    )
+
+
+def test_tied_model_is_exported_tied_from_a_pipeline(results: Results, export_folder: Path) -> None:
+    """Transformers ties what the folder says is tied, so that no head may be lost on the way."""
+    import transformers
+
+    folder = export_folder / "2 pipeline tied"
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert loaded.config.tie_word_embeddings
+    weights = results[2, "pipeline tied"][0]["weights"]
+    assert "lm_head.weight" not in weights
+    assert torch.equal(loaded.lm_head.weight, weights["model.embed_tokens.weight"])
+
+
+def test_bfloat16_on_two_processes_is_bfloat16_on_one(results: Results) -> None:
+    (one,) = results[1, "bfloat16"]
+    wanted = one["steps"]["ppo_clip"]
+    for rank in results[2, "bfloat16"]:
+        found = rank["steps"]["ppo_clip"]
+        assert found["metrics"]["loss/total"] == pytest.approx(wanted["metrics"]["loss/total"], abs=RTOL)
+        for name, value in wanted["gradients"].items():
+            # Each rank rounds its own sum to bfloat16 before the float32 reduction.
+            torch.testing.assert_close(found["gradients"][name], value, atol=4e-3, rtol=2e-2)

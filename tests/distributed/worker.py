@@ -63,13 +63,16 @@ class Gradients:
 
     def _full(self, parameters: list[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
         gradients = {self._names[parameter]: parameter.grad for parameter in parameters}
-        return {
-            name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
-            for name, gradient in gradients.items()
-        }
+        return {name: whole(gradient) for name, gradient in gradients.items()}
 
     def close(self) -> None:
         update.clip_grad_norm_ = self._clip
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of the tensor, whole where it is sharded."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
 
 
 def make_engine(case: dict[str, Any]) -> Engine:
@@ -119,11 +122,17 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
                 "metrics": metrics, "gradients": gradients.before, "clipped": gradients.after
             }  # fmt: skip
     weights = dict(engine.weights())
+    ends = {
+        name: whole(parameter)
+        for part in engine.modules
+        for name, parameter in part.named_parameters()
+        if name in ("tok_embeddings.weight", "lm_head.weight")
+    }
     if "export" in case:
         engine.export(case["export"])
     gradients.close()
     engine.close()
-    return {"steps": steps, "scores": scores, "weights": weights}
+    return {"steps": steps, "scores": scores, "weights": weights, "ends": ends}
 
 
 def policy_objective(name: str) -> Objective:

@@ -105,8 +105,8 @@ class Parallelism:
     """Whether norms are split over the tensor-parallel ranks, along the sequence."""
     pipeline_parallel_degree: int = 1
     """Ranks over which the layers are split, >= 1."""
-    pipeline_parallel_schedule: str = "1F1B"
-    """Pipeline schedule of torch.distributed.pipelining."""
+    pipeline_parallel_schedule: Literal["1F1B", "Interleaved1F1B"] = "1F1B"
+    """Pipeline schedule of torch.distributed.pipelining: one stage a rank, or two."""
     spmd_backend: Literal["partial_dtensor"] = "partial_dtensor"
     """How sharding is expressed; the others do not work on torch 2.13."""
 

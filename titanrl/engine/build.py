@@ -13,6 +13,7 @@ from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # befor
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.decoder import Decoder
@@ -41,7 +42,7 @@ class Model:
     adapter: StateDictAdapter
     config: HFConfig
     tied: bool
-    """Whether head and embedding are one parameter here; never under pipeline parallelism."""
+    """Whether head and embedding are one parameter, of which both ends of a pipeline have a copy."""
     is_value_model: bool
     """Whether the head is scalar, wherever in the pipeline it is."""
     folder: str
@@ -98,7 +99,7 @@ def build_model(
 
     Raises:
         ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
-            the model's context.
+            the model's context; more pipeline stages than the model can be cut into.
     """
     config = HFConfig.read(folder)
     if training.seq_len > config.max_length:
@@ -117,10 +118,9 @@ def build_model(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
     pipelined = mesh.dims.pp_enabled
-    is_tied = config.tied and not is_value_model
-    if pipelined and is_tied and trainable:
-        logger.warning("%s ties head and embedding; pipeline stages cannot share them: untied.", folder)
-    tied = is_tied and not pipelined
+    if pipelined:
+        _check_stages(config, mesh, folder)
+    tied = config.tied and not is_value_model
     scalar = ValueHead.Config(in_features=config.dim)
     vocabulary = TokenHead.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
@@ -128,7 +128,8 @@ def build_model(
         attention=attention_config(mesh.device.type),
         head=scalar if is_value_model else vocabulary,
         max_length=training.seq_len,
-        tied=tied,
+        # Stages hold a copy each, see titanrl.engine.tying.
+        tied=tied and not pipelined,
     )
     set_sharding(
         spec,
@@ -190,6 +191,18 @@ def build_model(
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)
     return model
+
+
+def _check_stages(config: HFConfig, mesh: Mesh, folder: str) -> None:
+    """Raises where TorchTitan would leave a stage with nothing: embedding and head count as a layer each."""
+    name = mesh.parallelism.pipeline_parallel_schedule
+    stages = mesh.dims.pp * (1 if issubclass(get_schedule_class(name), PipelineScheduleSingle) else 2)
+    if stages > config.num_layers + 2:
+        raise ConfigError(
+            f"[parallelism] pipeline_parallel_degree = {mesh.dims.pp} with schedule {name!r} makes {stages} "
+            f"stages, which must be at most {config.num_layers + 2} for the {config.num_layers} layers of "
+            f"{folder}; lower the degree."
+        )
 
 
 def _no_loss(*_: Any) -> Any:

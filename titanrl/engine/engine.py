@@ -142,7 +142,7 @@ class Engine:
 
     @property
     def is_tied(self) -> bool:
-        """Whether head and embedding are one parameter, which ``weights`` yields as the embedding."""
+        """Whether head and embedding are one parameter, which ``weights`` yields as the embedding alone."""
         return self.policy.role.model.tied
 
     @property

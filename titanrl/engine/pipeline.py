@@ -24,16 +24,12 @@ ROUND = 64
 """Lines are padded to a multiple, so that stages seldom meet a new length: each costs one pass more."""
 
 
-def scheduled(model: Model, count: int) -> int:
-    """Returns the number of micro-batches that the pipeline's schedule takes for ``count`` of them.
+def scheduled(count: int, *, ranks: int, stages: int) -> int:
+    """Returns the number of micro-batches that a pipeline's schedule takes for ``count`` of them.
 
-    At least one a stage of each rank, and whole rounds where a rank has several stages; without a pipeline
-    just as many as there are.
+    At least one a rank; whole rounds where the ``stages`` of a rank, more than one, take turns.
     """
-    if not model.stages:
-        return count
-    ranks = model.stages[0].group_size
-    return -(-count // ranks) * ranks if len(model.stages) > 1 else max(count, ranks)
+    return -(-count // ranks) * ranks if stages > 1 else max(count, ranks)
 
 
 def line_length(longest: int, divisor: int) -> int:
@@ -65,7 +61,7 @@ def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, 
         # torch 2.13 calls this once more than there are micro-batches, to learn shapes: results go by number.
         return hook(micro_batches[int(number)], hidden)
 
-    schedule = _schedule(model, *tokens.shape, last_stage)
+    schedule = _schedule(model, len(tokens), tokens.shape[1], last_stage)
     arguments: dict[str, Any] = {"positions": positions, "attention_masks": masks}
     if model.is_last:
         arguments |= {"target": numbers, "losses": []}

@@ -66,8 +66,9 @@ class Role:
         if self.mesh.dp_group is not None:
             dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self.mesh.dp_group)
         count, longest = sizes.tolist()
-        parts += [blank(batch, device) for _ in range(scheduled(self.model, count) - len(parts))]
-        tp = self.mesh.dims.tp
+        tp, pp = self.mesh.dims.tp, self.mesh.dims.pp
+        total = scheduled(count, ranks=pp, stages=len(self.model.stages))
+        parts += [blank(batch, device) for _ in range(total - len(parts))]
         if self.model.stages:
             return [pad_to(part, line_length(longest, tp)) for part in parts]
         return [pad_to(part, -(-part.tokens.shape[1] // tp) * tp) for part in parts]

@@ -17,6 +17,7 @@ from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
 from titanrl.engine.role import Role
+from titanrl.engine.tying import share_gradient
 from titanrl.errors import ConfigError
 from titanrl.metrics import Sums
 from titanrl.objective import Objective, compiled
@@ -98,9 +99,7 @@ class Updater:
         metrics = reduce_sums(list(sums.values()), self._role.mesh)
         # Normalised by its weights already, and a plain count: the step's number is the sum of the parts, not
         # their mean.
-        return metrics | {
-            name: (metrics[name][0], 1.0) for name in ("loss/total", "update/computed_tokens")
-        }
+        return metrics | {name: (metrics[name][0], 1.0) for name in ("loss/total", "update/computed_tokens")}
 
     def _refuse_parts(self, count: int) -> None:
         """Raises where a loss that compares all rows of a step would see only some of them at once."""
@@ -118,12 +117,16 @@ class Updater:
         A gradient that is broken, or exactly zero, moves nothing: moments and weight decay would go on
         without a signal.
         """
+        model, mesh = self._role.model, self._role.mesh
+        copy = share_gradient(model, mesh.pp_group)
         norm = clip_grad_norm_(
-            self._role.model.parameters(),
+            [parameter for parameter in model.parameters() if parameter is not copy],
             self._max_norm,
             foreach=True,
-            pp_mesh=self._role.mesh.dims.get_optional_mesh("pp"),
+            pp_mesh=mesh.dims.get_optional_mesh("pp"),
         )
+        if copy is not None:
+            torch.nn.utils.clip_grads_with_norm_([copy], self._max_norm, norm)
         value = float(norm)
         is_finite = math.isfinite(value)
         rate = float(self._optimizers.optimizers[0].param_groups[0]["lr"])

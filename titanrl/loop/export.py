@@ -41,14 +41,8 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
         if config.critic is None:
             raise ConfigError(f"{run} trained no critic; drop --critic to write its policy.")
         config = replace(config, model=config.critic.path, head="value")
-    was_pipelined = config.parallelism.pipeline_parallel_degree > 1
     start()
     engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))
-    if was_pipelined and engine.is_tied:
-        raise ConfigError(
-            f"{run} trained head and embedding apart, as pipeline stages do, got a model that ties them; "
-            'set "tie_word_embeddings": false in a copy of its config.json and train from that.'
-        )
     load_weights(engine.modules, checkpoint, critic=critic)
     with atomic_folder(to) as partial:
         engine.export(partial)

@@ -55,6 +55,10 @@ DIFFERENCES = {
     ("Optimizer", "weight_decay"): "as name",
     ("LRScheduler", "warmup_steps"): "0 instead of 200: runs are short",
     ("LRScheduler", "decay_ratio"): "0, constant, instead of None, decay at once, which TOML cannot say: 1.0",
+    (
+        "Parallelism",
+        "pipeline_parallel_schedule",
+    ): "those that are tested; the V-shaped end on the first rank",
     ("Parallelism", "spmd_backend"): "the one of three that works on torch 2.13",
     ("Checkpoint", "enable"): "on: a run that cannot resume is the exception",
     ("Compile", "components"): "a tuple of the two that exist, as tables are immutable",

@@ -1,0 +1,76 @@
+"""Faults of parallel engines that one process shows, each as the numbers that are right.
+
+What needs several processes is in tests/distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from titanrl.engine import Engine, update
+from titanrl.engine.build import _check_stages
+from titanrl.engine.packing import lay_out
+from titanrl.engine.pipeline import line_length
+from titanrl.errors import ConfigError
+from titanrl.models.spec import HFConfig
+
+Make = Callable[..., Engine]
+
+
+def test_k15_03_clipping_scales_the_gradient_that_it_measures() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert float(update.clip_grad_norm_([parameter], 1.0)) == pytest.approx(5.0)
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]), atol=1e-5, rtol=1e-5)
+
+
+def test_k15_09_packed_rows_count_their_positions_anew() -> None:
+    ids = torch.tensor([[4, 5, 6, 0], [7, 8, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
+    rows = TensorDict(
+        {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.tensor([0, 1])},
+        batch_size=[2],
+    )
+    found = lay_out(rows, torch.arange(2), torch.device("cpu"))
+    assert found.positions.tolist() == [[0, 1, 2, 0, 1]]
+
+
+def test_k15_12_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engine: Make) -> None:
+    """At position 8191 the angle of a frequency kept in bfloat16 is off by radians."""
+    from titanrl.models import tiny
+
+    folder = tiny.create(tmp_path / "long", layers=1, hidden=64, heads=1, kv_heads=1, context=8192)
+    training = {"dtype": "bfloat16", "mixed_precision_param": "bfloat16", "seq_len": 8192}
+    engine = make_engine(model=str(folder), training=training)
+    (cache,) = {
+        buffer for part in engine.modules for name, buffer in part.named_buffers() if name.endswith("cache")
+    }
+    frequency = 10000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    wanted = torch.polar(torch.ones(32, dtype=torch.float64), 8191 * frequency)
+    assert cache.dtype == torch.complex64
+    torch.testing.assert_close(cache[8191].to(torch.complex128), wanted, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("longest", "divisor", "wanted"), [(1, 1, 64), (64, 2, 64), (65, 2, 128), (1, 3, 192)]
+)
+def test_pipeline_lines_are_divisible_by_tensor_parallel_ranks(
+    longest: int, divisor: int, wanted: int
+) -> None:
+    assert line_length(longest, divisor) == wanted
+
+
+def test_more_stages_than_layers_are_refused(model_folder: Path) -> None:
+    mesh: Any = SimpleNamespace(
+        dims=SimpleNamespace(pp=4),
+        parallelism=SimpleNamespace(pipeline_parallel_schedule="Interleaved1F1B"),
+    )
+    with pytest.raises(ConfigError, match="makes 8 stages, which must be at most 4 for the 2 layers"):
+        _check_stages(HFConfig.read(model_folder), mesh, str(model_folder))
