@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from tests.distributed.torchrun import launch
 from titanrl.models import tiny
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,23 +24,20 @@ VLLM = pytest.param(
 )
 
 
-def launch(folder: Path, processes: int, sampler: dict[str, Any]) -> list[dict[str, Any]]:
+def sample(folder: Path, processes: int, sampler: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns what each rank of a torchrun saw."""
     # Heads of 64, as vLLM's CPU attention wants them.
     model = tiny.create(folder / "model", hidden=128, heads=2, kv_heads=1, scale=0.15)
     (folder / "case.json").write_text(json.dumps({"model": str(model), "sampler": sampler}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run([*command, str(WORKER), str(folder)], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(processes)]
+    return launch(WORKER, folder, processes, timeout_seconds=500)
 
 
 @pytest.mark.parametrize(
     "sampler", [pytest.param({"name": "torch", "max_response_tokens": 12}, id="torch"), VLLM]
 )
 def test_ranks_sample_as_one_process(sampler: dict[str, Any], tmp_path: Path) -> None:
-    (one,) = launch(tmp_path / "one", 1, sampler)
-    two = launch(tmp_path / "two", 2, sampler)
+    (one,) = sample(tmp_path / "one", 1, sampler)
+    two = sample(tmp_path / "two", 2, sampler)
     assert [len(found["answers"]) for found in two] == [8, 1]
     assert two[0]["answers"] | two[1]["answers"] == one["answers"]
     assert len({tuple(ids) for ids in one["answers"].values()}) == 9
