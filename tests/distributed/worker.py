@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 import titanrl
 from tests.distributed.batches import LENGTH, answers, deal, pairs, starved
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
-from titanrl.engine import Engine, EngineConfig, update
+from titanrl.engine import Engine, EngineConfig, pipeline, update
 from titanrl.engine.settings import CriticModel, FrozenModel
 from titanrl.engine.trainee import Trainee
 from titanrl.metrics import Sums
@@ -145,6 +145,8 @@ def policy_objective(name: str) -> Objective:
 if __name__ == "__main__":
     # As many ranks as threads and more: one each.
     torch.set_num_threads(1)
+    # So that the ranks' lines differ in length, and from step to step, as lines of real answers do.
+    pipeline.ROUND = 8
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
     seen = {name: run(case) for name, case in cases.items()}
