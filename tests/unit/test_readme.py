@@ -34,12 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("registry_as_before")
 def test_files_of_the_page_are_right(folder):
     experiment = load(folder / "my_grpo.toml")
     assert experiment.algorithm.loss.clip_high == 0.28
     assert type(load(folder / "my_experiment.toml").algorithm.loss).__name__ == "SquaredAdvantage"
 
 
+@pytest.mark.usefixtures("registry_as_before")
 def test_loss_of_the_page_is_the_formula_it_states(folder):
     load(folder / "my_experiment.toml")
     loss = titanrl.build("loss", {"name": "squared_advantage"})

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from titanrl.errors import ConfigError, suggest
 
 __all__ = [
-    "ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "is_value_architecture", "num_labels", "read_json",
-    "vocabulary",
+    "ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "is_value_architecture", "num_labels",
+    "read_json", "vocabulary",
 ]  # fmt: skip
 
 ARCHITECTURES = (

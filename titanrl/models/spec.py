@@ -37,7 +37,9 @@ _LINEAR_INIT = {"weight": partial(torch.nn.init.normal_, std=0.02)}
 _EMBEDDING_INIT = {"weight": skip_param_init}
 _FAMILIES = {"Llama": "llama3", "Qwen3": "qwen3"}
 _LANGUAGE, _VALUE = "ForCausalLM", "ForSequenceClassification"
-_ARCHITECTURES = {f"{name}{kind}": family for name, family in _FAMILIES.items() for kind in (_LANGUAGE, _VALUE)}
+_ARCHITECTURES = {
+    f"{name}{kind}": family for name, family in _FAMILIES.items() for kind in (_LANGUAGE, _VALUE)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ class HFConfig:
         family = _ARCHITECTURES[architecture]
         is_value_model = is_value_architecture(architecture)
         if is_value_model and num_labels(raw) != 1:
-            raise ConfigError(f"{path} must have 1 label (id2label) to be a value model, got {num_labels(raw)}.")
+            raise ConfigError(
+                f"{path} must have 1 label (id2label) to be a value model, got {num_labels(raw)}."
+            )
         for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
             if raw.get(key):
                 raise ConfigError(f"{path} {key} must be false, got {raw[key]}.")

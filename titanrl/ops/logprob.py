@@ -102,22 +102,23 @@ class _TokenStatistics(torch.autograd.Function):
             if top_k:
                 top = likeliest(logits, top_k, group=group, vocab_start=vocab_start)
                 best_ids[part], best[part] = top.ids, top.logits / temperature - log_normaliser[part]
-        ctx.save_for_backward(hidden, weight, local, mine, log_normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, ids, local, mine, logprob, log_normaliser, entropy)
         ctx.temperature, ctx.kernels = temperature, kernels
         ctx.mark_non_differentiable(squares, best_ids, best)
         return logprob, entropy, squares, best_ids, best
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, local, mine, log_normaliser, entropy = ctx.saved_tensors
+        hidden, weight, ids, local, mine, logprob, log_normaliser, entropy = ctx.saved_tensors
         by_logprob, by_entropy, *_ = gradients
         if by_logprob is None:
             by_logprob = torch.zeros(local.shape, device=hidden.device)
         by_logprob = by_logprob.float()
         total = by_logprob.sum(-1, keepdim=True)
-        picks = torch.where(mine, by_logprob, 0.0) / ctx.temperature
+        entropy = entropy.unsqueeze(-1)
         if by_entropy is not None:
             by_entropy = by_entropy.float().unsqueeze(-1)
+        picked = _picked_gradient(ids, logprob, by_logprob, entropy, by_entropy) / ctx.temperature
         hidden_gradient = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         # By tiles of words: one product over all tokens is a tile's whole gradient. Over several parts of
         # the tokens it is summed in float32, whatever the compute dtype.
@@ -132,25 +133,40 @@ class _TokenStatistics(torch.autograd.Function):
                     ctx.temperature,
                     log_normaliser[part],
                     total[part],
-                    entropy[part].unsqueeze(-1),
+                    entropy[part],
                     None if by_entropy is None else by_entropy[part],
                 )
-                _add_picks(gradient, local[part] - tile.start, picks[part])
+                inside = mine[part] & (local[part] >= tile.start) & (local[part] < tile.stop)
+                row, pick = inside.nonzero(as_tuple=True)
+                column = local[part][row, pick] - tile.start
+                gradient[row, column] = picked[part][row, pick].to(gradient.dtype)
                 hidden_gradient[part] += gradient @ weight[tile]
                 weight_gradient[tile] += gradient.t() @ tokens
         return hidden_gradient.to(hidden.dtype), weight_gradient.to(weight.dtype), *[None] * 6
 
 
-def _add_picks(gradient: torch.Tensor, column: torch.Tensor, picks: torch.Tensor) -> None:
-    """Adds ``picks`` [C, K] to gradient [C, W] at ``column``, where that is one of the W.
+def _picked_gradient(
+    ids: torch.Tensor,
+    logprob: torch.Tensor,
+    by_logprob: torch.Tensor,
+    entropy: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns [S, K] float32 d loss / d z at ``ids``: ``g - pi (sum of g + g_H (log pi + H))``.
 
-    They are few, and scatter_add_ would go over the whole of it.
+    In lower precision the two would cancel to nothing where pi is nearly 1.
+
+    Args:
+        ids, logprob, by_logprob: [S, K]; an id that stands twice gets both gradients.
+        entropy, by_entropy: [S, 1].
     """
-    width = gradient.shape[1]
-    inside = (column >= 0) & (column < width)
-    row = torch.arange(len(gradient), device=gradient.device).unsqueeze(-1)
-    place = row * width + column.clamp(0, width - 1)
-    gradient.view(-1).index_add_(0, place.view(-1), torch.where(inside, picks, 0).view(-1).to(gradient.dtype))
+    slope = by_logprob.sum(-1, keepdim=True)
+    if by_entropy is not None:
+        slope = slope + by_entropy * (logprob + entropy)
+    if ids.shape[1] > 1:
+        same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).float()
+        by_logprob = torch.einsum("skj,sj->sk", same, by_logprob)
+    return by_logprob - logprob.exp() * slope
 
 
 def _chunk_size(weight: torch.Tensor, width: int) -> int:

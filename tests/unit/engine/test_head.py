@@ -126,6 +126,28 @@ def test_head_in_bfloat16_keeps_float32_sums() -> None:
     assert (found.logprob.double() - wanted).abs().mean() < 0.01
 
 
+def test_gradient_of_a_nearly_certain_token_survives_bfloat16() -> None:
+    """p - 1 = -.000953 for p = .999047, which bfloat16 rounds to 0."""
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
+    weight = torch.tensor([[6.9551], [0.0]], dtype=torch.bfloat16, requires_grad=True)
+    token_statistics(hidden, weight, torch.zeros(1, 1, dtype=torch.int64)).logprob.sum().backward()
+    p = float(torch.tensor([float(weight[0, 0]), 0.0], dtype=torch.float64).softmax(0)[0])
+    assert weight.grad is not None
+    assert float(weight.grad[0, 0]) == pytest.approx(1 - p, rel=5e-3)
+
+
+def test_an_id_that_stands_twice_gets_both_gradients() -> None:
+    hidden, weight, ids, by_logprob, by_entropy = inputs(7)
+    ids[:, 2] = ids[:, 0]
+    gradients = []
+    for found in (token_statistics(hidden, weight, ids), reference(hidden, weight, ids, 1.0)):
+        hidden.grad = weight.grad = None
+        ((found[0] * by_logprob).sum() + (found[1] * by_entropy).sum()).backward()
+        gradients.append((hidden.grad, weight.grad))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_compiled_head_equals_eager() -> None:
     from titanrl.engine.head import compiled_kernels
