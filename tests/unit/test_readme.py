@@ -11,9 +11,12 @@ from tensordict import TensorDict
 from typer.testing import CliRunner
 
 import titanrl
+from tests.unit.config.conftest import registry_as_before
 from titanrl.cli.app import app
 from titanrl.config import load
 from titanrl.protocols import PolicyOutputs
+
+__all__ = ["registry_as_before"]
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -34,14 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("registry_as_before")
 def test_files_of_the_page_are_right(folder):
     experiment = load(folder / "my_grpo.toml")
     assert experiment.algorithm.loss.clip_high == 0.28
     assert type(load(folder / "my_experiment.toml").algorithm.loss).__name__ == "SquaredAdvantage"
 
 
-@pytest.mark.usefixtures("registry_as_before")
 def test_loss_of_the_page_is_the_formula_it_states(folder):
     load(folder / "my_experiment.toml")
     loss = titanrl.build("loss", {"name": "squared_advantage"})

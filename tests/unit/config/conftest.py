@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from titanrl import registry
 
 LAB = Path(__file__).with_name("config_lab.py")
 
@@ -42,8 +45,20 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def clean_registry(registry_as_before: None) -> None:
-    """Every test here may register what it likes."""
+def registry_as_before() -> Iterator[None]:
+    """Forgets the components that a test registers, so that laws over all components never meet them."""
+    for kind in registry.kinds():
+        registry.load(kind)
+    classes = {kind: dict(known) for kind, known in registry._classes.items()}
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for kind, known in classes.items():
+        registry._classes[kind].clear()
+        registry._classes[kind].update(known)
+    for name in set(sys.modules) - modules:
+        if "." not in name and name.endswith(("_lab", "_components", "_losses", "_import", "_name")):
+            del sys.modules[name]
+    sys.path[:] = path
 
 
 @pytest.fixture
