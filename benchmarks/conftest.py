@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from titanrl.engine.mesh import keep_memory
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """An OpenMP region waits for its slowest thread, so small operations are timed in one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Once a block of this size was freed, glibc keeps memory between calls, as in any training process.
-    torch.empty(7_500_000)
+    keep_memory()  # as in any training process
     yield
     torch.set_num_threads(threads)

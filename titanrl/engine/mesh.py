@@ -18,7 +18,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
 
-__all__ = ["Mesh", "join", "set_threads", "start"]
+__all__ = ["Mesh", "join", "keep_memory", "set_threads", "start"]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt; 32 MiB is the highest threshold that it takes."""
@@ -101,7 +101,7 @@ def start() -> torch.device:
     """Returns this rank's device, with the process group up: torchrun's, or one of a single process."""
     device = _device()
     if device.type == "cpu":
-        _keep_memory()
+        keep_memory()
     if not dist.is_initialized():
         backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
         if "WORLD_SIZE" in os.environ:
@@ -113,7 +113,7 @@ def start() -> torch.device:
     return device
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Lets the C library keep freed memory for this process, where it is glibc's.
 
     By default a large activation comes fresh from the kernel each time and is cleared page by page, a tenth
