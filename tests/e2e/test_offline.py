@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.e2e.test_training import ROOT, command, lines, weights
+from tests.e2e.test_training import ROOT, assert_resumes_bitwise, command, lines, weights
 from titanrl.config import load
 from titanrl.errors import ConfigError
 from titanrl.loop import loop, offline
@@ -68,33 +67,11 @@ def write(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("preset", ["sft", "dpo", "kto"])
 def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(
-    write: Any, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Any, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twelve examples, four a step: the third step ends an epoch.
     file = write(preset)
-    whole = loop.train(load(file, ["run.name=whole"]))
-    expected = weights(whole, tmp_path / "whole")
-    original = offline.train_step
-    for stop in (1, 3, 4):
-        experiment = load(file, [f"run.name=stopped{stop}"])
-
-        def broken(session: Any, step: int, clock: Any, stop: int = stop) -> Any:
-            if step == stop:
-                raise KeyboardInterrupt
-            return original(session, step, clock)
-
-        monkeypatch.setattr(offline, "train_step", broken)
-        with pytest.raises(KeyboardInterrupt):
-            loop.train(experiment)
-        monkeypatch.setattr(offline, "train_step", original)
-        resumed = loop.train(experiment, resume=True)
-        found = weights(resumed, tmp_path / f"stopped{stop}")
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-        kept = [
-            [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines(run)]
-            for run in (whole, resumed)
-        ]
-        assert kept[0] == kept[1]
+    assert_resumes_bitwise(file, (1, 3, 4), within=offline, weights=weights, monkeypatch=monkeypatch)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.test_training import FILE, ROOT, command, lines
+from tests.e2e.test_training import FILE, ROOT, assert_resumes_bitwise, command, lines
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.loop import loop
@@ -45,30 +45,8 @@ def both(run: Path, to: Path) -> dict[str, torch.Tensor]:
     return policy | {f"critic.{name}": value for name, value in critic.items()}
 
 
-def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, tmp_path, monkeypatch):
-    whole = loop.train(load(file, ["run.name=whole"]))
-    expected = both(whole, tmp_path / "whole")
-    original = loop.train_step
-    for stop in (1, 2):
-        experiment = load(file, [f"run.name=stopped{stop}"])
-
-        def broken(session, step, clock, stop=stop):
-            if step == stop:
-                raise KeyboardInterrupt
-            return original(session, step, clock)
-
-        monkeypatch.setattr(loop, "train_step", broken)
-        with pytest.raises(KeyboardInterrupt):
-            loop.train(experiment)
-        monkeypatch.setattr(loop, "train_step", original)
-        resumed = loop.train(experiment, resume=True)
-        found = both(resumed, tmp_path / f"stopped{stop}")
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-        kept = [
-            [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines(run)]
-            for run in (whole, resumed)
-        ]
-        assert kept[0] == kept[1]
+def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, monkeypatch):
+    assert_resumes_bitwise(file, (1, 2), within=loop, weights=both, monkeypatch=monkeypatch)
 
 
 def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_documented(file, tmp_path):
