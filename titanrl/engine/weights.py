@@ -226,8 +226,20 @@ def _copy_rest(model: Model, folder: Path, dtype: torch.dtype) -> None:
     config.pop("torch_dtype", None)
     config |= {"tie_word_embeddings": model.tied, "dtype": str(dtype).removeprefix("torch.")}
     if model.is_value_model:
-        config |= value_model_keys(config["architectures"])
+        config |= value_model_keys(config["architectures"]) | {"pad_token_id": _padding(config, source)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in source.iterdir():
         if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
             shutil.copyfile(path, folder / path.name)
+
+
+def _padding(config: dict[str, Any], folder: Path) -> int | None:
+    """Returns the id that transformers takes for padding, as it scores a text at its last other token.
+
+    The end token where the folder names none: with it or without, a text has one score then.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    known = (config.get("pad_token_id"), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((found for found in known if found is not None), None)

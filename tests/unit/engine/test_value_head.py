@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import titanrl
 from tests.unit.engine.conftest import make_batch
@@ -68,6 +69,43 @@ def test_values_and_export_equal_transformers(tmp_path: Path, make_engine: Make,
     engine.export(tmp_path / "exported")
     exported = transformers_values(tmp_path / "exported", batch["input_ids"])
     torch.testing.assert_close(exported, expected, atol=1e-6, rtol=1e-6)
+
+
+TEXTS = ("1 + 1 = 2", "I think it is 3.", "2", "No idea, but it must be more than 1.")
+
+
+@pytest.mark.parametrize("names_padding", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_transformers_scores_padded_texts_as_the_engine_does(
+    tmp_path: Path, make_engine: Make, family: str, names_padding: bool
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tiny.create(tmp_path / "model", family=family, head="value", scale=0.2)
+    if not names_padding:
+        for file, key in (("config.json", "pad_token_id"), ("tokenizer_config.json", "pad_token")):
+            table = json.loads((folder / file).read_text())
+            del table[key]
+            (folder / file).write_text(json.dumps(table))
+    engine = make_engine(model=str(folder), head="value")
+    engine.export(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    rows = [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in TEXTS]
+    raw = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    mask = torch.zeros(len(rows), raw.shape[1] - 1, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        raw[index, : len(row)] = torch.tensor(row)
+        mask[index, len(row) - 2] = True
+    tensors = {"input_ids": raw[:, :-1], "labels": raw[:, 1:], "loss_mask": mask}
+    batch = TensorDict({**tensors, "group_id": torch.arange(len(rows))}, batch_size=[len(rows)])
+    ours = engine.score(batch, ("value",))["value"][mask]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    theirs = model(**tokenizer(list(TEXTS), padding=True, return_tensors="pt")).logits[:, 0]
+    assert ours.std() > 0.3
+    torch.testing.assert_close(ours, theirs.detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_new_head_on_a_language_model_is_zero_and_exports_the_body(
