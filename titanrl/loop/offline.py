@@ -17,6 +17,7 @@ from titanrl.loop.data_feed import DataFeed, data_feeds
 from titanrl.loop.estimate import weigh
 from titanrl.loop.fixed import EncodedRow
 from titanrl.loop.run import Clock, Procedure, run
+from titanrl.loop.score_quality import held_out_scores
 from titanrl.loop.session import Session
 from titanrl.loop.stages import score_models
 from titanrl.loop.step import estimated, optimize
@@ -93,6 +94,8 @@ def validate(session: Session[DataFeed]) -> dict[str, float]:
     judged = {name: value for name, value in means(sums).items() if not name.startswith("update/")}
     names = {"loss/total": "eval/loss"}
     metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in judged.items()}
+    if judging.experiment.model.head == "value":
+        metrics |= held_out_scores(session, rows)
     return metrics | {"eval/num_examples": float(len(groups))}
 
 

@@ -95,6 +95,10 @@ class Recorder:
         self._view.message("\n".join(lines))
 
 
+JUDGED = ("accuracy", "calibration_error", "length_correlation")
+"""What a validation on fixed answers is summed up by, as far as it is known."""
+
+
 def _verdict(metrics: Mapping[str, float | None]) -> str:
     """Returns a validation as a sentence shows it: the score with its interval, or the loss; "" if none."""
     if (score := metrics.get("eval/score")) is not None:
@@ -103,7 +107,7 @@ def _verdict(metrics: Mapping[str, float | None]) -> str:
             f"{score:.3f}  (95% interval {low:.3f} to {high:.3f}, {metrics['eval/num_prompts']:.0f} prompts)"
         )
     if (loss := metrics.get("eval/loss")) is not None:
-        accuracy = metrics.get("eval/accuracy")
-        more = "" if accuracy is None else f"accuracy {accuracy:.3f}, "
+        known = {name: metrics.get(f"eval/{name}") for name in JUDGED}
+        more = "".join(f"{name.replace('_', ' ')} {x:.3f}, " for name, x in known.items() if x is not None)
         return f"loss {loss:.4f}  ({more}{metrics['eval/num_examples']:.0f} examples)"
     return ""
