@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 import titanrl
 from benchmarks.timing import compare
-from titanrl.ops.returns import Layout, gae
+from titanrl.ops.returns import gae
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +55,7 @@ def test_bench_gae(benchmark: Any, holes: bool, at_least: float) -> None:
     reward = torch.where(place == end - 1, torch.rand(rows, 1, generator=generator), 0.0)
 
     def ours() -> tuple[torch.Tensor, torch.Tensor]:
-        return gae(reward, value, Layout.of(mask), gamma, lam)
+        return gae(reward, value, mask, gamma, lam)
 
     expected = token_loop_gae(reward.double(), value.double(), mask, gamma, lam)
     for left, right in zip(ours(), expected, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from titanrl.errors import check_range
 from titanrl.ops.masked import masked_sum, where0, whiten
-from titanrl.ops.returns import Layout, gae
+from titanrl.ops.returns import gae
 from titanrl.ops.sequence import at_last_trainable, is_last_trainable
 from titanrl.protocols import Advantages
 from titanrl.registry import register
@@ -79,15 +79,14 @@ class GAE:
         reward = batch["token_reward"]
         if self.bootstrap == "truncated":
             reward = reward + self.gamma * self._after_last(batch)
-        layout = Layout.of(mask)
         unscored = masked_sum(reward, mask, -1).isnan()
         lam_value = self.lam if self.lam_value is None else self.lam_value
-        advantage, returns = gae(reward, value, layout, self.gamma, lam_value)
+        advantage, returns = gae(reward, value, mask, self.gamma, lam_value)
         if self.length_alpha is not None:
             lam = 1 - 1 / (self.length_alpha * mask.sum(-1).double()).clamp_min(1)
-            advantage, _ = gae(reward, value, layout, self.gamma, lam)
+            advantage, _ = gae(reward, value, mask, self.gamma, lam)
         elif lam_value != self.lam:
-            advantage, _ = gae(reward, value, layout, self.gamma, self.lam)
+            advantage, _ = gae(reward, value, mask, self.gamma, self.lam)
         advantage[unscored] = 0
         returns[unscored] = where0(mask[unscored], value[unscored])
         if self.whiten:
