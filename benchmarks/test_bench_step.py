@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from titanrl.loop.loop import train_step
-from titanrl.loop.prompts import prompt_feeds
+from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock
 from titanrl.loop.session import Session, open_session
 from titanrl.loop.stages import sync
@@ -105,7 +105,7 @@ def our_session(model: Path, chats: list[Any], dtype: str, folder: Path) -> Sess
         }
     )
     start()
-    session = open_session(experiment, folder, prompt_feeds, resume=False)
+    session = open_session(experiment, folder, training_prompts, resume=False)
     sync(session, version=0)
     return session
 

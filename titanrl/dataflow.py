@@ -75,11 +75,13 @@ def flows(
 
     Args:
         rewards: (label, component) of each [[reward]], in order. roles: tables like ``reference``.
-        data: source of fixed rows; None: rows are sampled. critic: loss of the critic; None: no critic.
+        data: source of fixed rows, which no reward judges; None: rows are sampled.
+        critic: loss of the critic; None: no critic.
     """
     if data is None:
         rows = Flow("sample", "sampler", "sampler", (), SAMPLED)
     else:
+        rewards = ()
         rows = Flow("sample", label(data), "data", (), (*FIXED, *getattr(data, "out_keys", ())))
     later = [*_estimate(algorithm, rows.writes), *_update(algorithm)]
     if critic is not None:

@@ -11,7 +11,7 @@ from titanrl.ops.tasks import check_task, encode_entry
 from titanrl.protocols import Prompt
 from titanrl.registry import register
 
-__all__ = ["GeneratedQuestions", "ReasoningGymSource", "is_held_out"]
+__all__ = ["GeneratedQuestions", "Questions", "ReasoningGymSource", "is_held_out"]
 
 Option = bool | int | float | str | list[int] | list[float] | list[str]
 HELD_OUT = 10
@@ -20,19 +20,9 @@ MAX_TRIES = 400
 """Questions generated in search of one on the right side; a task with enough questions needs ten."""
 
 
-@register("source", "reasoning_gym")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningGymSource:
-    """`size` questions of one task, each a function of (seed, index) alone.
-
-    Whether a question is held out depends on its text alone (one in ten is, by SHA-256): no question of split
-    "train" ever comes up in split "held_out", whatever the seeds, sizes and settings.
-
-    The answer handed to rewards is the task's whole entry as text, which the reward `reasoning_gym` scores
-    against.
-
-    Source: reasoning-gym, arXiv 2505.24760.
-    """
+class Questions:
+    """Which questions of a task there are, and how they are asked."""
 
     dataset: str
     """Name of the task, such as `chain_sum`."""
@@ -56,7 +46,7 @@ class ReasoningGymSource:
         if "{question}" not in self.template:
             raise ValueError(f"template must contain {{question}}, got {self.template!r}.")
 
-    def open(self) -> GeneratedQuestions:
+    def questions(self) -> GeneratedQuestions:
         """Returns the questions; nothing but the first is generated before it is asked for.
 
         Raises:
@@ -67,10 +57,28 @@ class ReasoningGymSource:
         return questions
 
 
+@register("source", "reasoning_gym")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningGymSource(Questions):
+    """`size` questions of one task, each a function of (seed, index) alone.
+
+    Whether a question is held out depends on its text alone (one in ten is, by SHA-256): no question of split
+    "train" ever comes up in split "held_out", whatever the seeds, sizes and settings.
+
+    The answer handed to rewards is the task's whole entry as text, which the reward `reasoning_gym` scores
+    against.
+
+    Source: reasoning-gym, arXiv 2505.24760.
+    """
+
+    def open(self) -> GeneratedQuestions:
+        return self.questions()
+
+
 class GeneratedQuestions:
     """A sequence of prompts, generated as they are read."""
 
-    def __init__(self, settings: ReasoningGymSource) -> None:
+    def __init__(self, settings: Questions) -> None:
         self.settings = settings
         self._datasets: dict[int, Any] = {}
 

@@ -75,6 +75,18 @@ def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(tr
     assert trained[-1]["eval/loss"] < 0.7 * first["eval/loss"]
 
 
+def test_held_out_prompts_are_answered_beside_training_on_fixed_answers(train: Train) -> None:
+    adds = data("messages") + PROMPTS.replace("[prompts]", "[evaluation.prompts]") + REWARDS
+    overrides = ["loop.steps=2", "evaluation.every=1", "evaluation.num_prompts=5"]
+    trained = train("sft", adds, overrides)
+    assert all(step["eval/num_prompts"] == 5 for step in trained.steps)
+    assert all(0 < step["eval/response_tokens_mean"] <= 8 for step in trained.steps)
+    assert all("eval/loss" not in step for step in trained.steps)
+    alone = train("sft", data("messages"), ["loop.steps=2"])
+    assert [step["loss/total"] for step in alone.steps] == [step["loss/total"] for step in trained.steps[1:]]
+    assert trained.session.live_sampler.version == 2
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("preset", "adds"), [("gkd", TEACHER), ("remax", REWARDS)], ids=["gkd", "remax"])

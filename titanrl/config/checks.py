@@ -107,7 +107,7 @@ def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
 
 def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Problem]:
     labels = [each.label for each in reward]
-    if evaluation is None or evaluation.data is not None or (labels and evaluation.reward in (None, *labels)):
+    if evaluation is None or evaluation.prompts is None or (labels and evaluation.reward in (None, *labels)):
         return []
     if not labels:
         return [Problem("evaluation", "needs a [[reward]] that scores the answers; add one.")]

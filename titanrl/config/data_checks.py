@@ -26,25 +26,36 @@ def _prompts_or_data(prompts: SourceSettings | None, data: DataSettings | None) 
 
 
 def _sampling(
-    prompts: SourceSettings | None, data: DataSettings | None, sampler: Any, reward: tuple[Reward, ...]
+    prompts: SourceSettings | None,
+    data: DataSettings | None,
+    sampler: Any,
+    reward: tuple[Reward, ...],
+    evaluation: Evaluation | None,
 ) -> list[Problem]:
-    if data is None:
-        is_missing = prompts is not None and sampler is None
-        return [Problem("sampler", "is missing; it answers the [prompts].")] if is_missing else []
-    needless = "must be absent with [data], whose answers are not sampled; remove it."
+    is_asked = evaluation is not None and evaluation.prompts is not None
+    if data is None or is_asked:
+        asked = "[prompts]" if data is None else "[evaluation.prompts]"
+        is_missing = sampler is None and (is_asked or prompts is not None)
+        return [Problem("sampler", f"is missing; it answers the {asked}.")] if is_missing else []
+    needless = "must be absent with [data], whose answers are not sampled, unless [evaluation.prompts] asks."
     tables = [*["sampler"][: sampler is not None], *(f"reward.{i}" for i in range(len(reward)))]
     return [Problem(table, needless) for table in tables]
 
 
-def _keys_of_sampling(data: DataSettings | None, loop: Loop, evaluation: Evaluation | None) -> list[Problem]:
+def _keys_of_sampling(
+    data: DataSettings | None, loop: Loop, evaluation: Evaluation | None, sampler: Any
+) -> list[Problem]:
+    if data is None:
+        return []
     unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
-    if evaluation is not None:
+    if evaluation is not None and evaluation.prompts is None:
         unused += [("evaluation", evaluation, key) for key in ("samples_per_prompt", "temperature", "reward")]
+    if sampler is not None:
+        unused.append(("sampler", sampler, "temperature"))
     return [
         Problem(table, f"is not used with [data], got {value!r}; leave it out.", key)
         for table, settings, key in unused
         if (value := getattr(settings, key)) != type(settings).__dataclass_fields__[key].default
-        and data is not None
     ]
 
 
@@ -53,14 +64,18 @@ def _held_out(
 ) -> list[Problem]:
     if evaluation is None or (prompts is None) == (data is None):
         return []
-    wanted, other = ("prompts", "data") if data is None else ("data", "prompts")
+    if data is not None:
+        if evaluation.data is not None or evaluation.prompts is not None:
+            return []
+        text = "is missing; take the loss of held-out data, or ask [evaluation.prompts], or both."
+        return [Problem("evaluation.data", text)]
     problems = []
-    if getattr(evaluation, wanted) is None:
-        text = f"is missing; an experiment with [{wanted}] is judged on such a source."
-        problems.append(Problem(f"evaluation.{wanted}", text))
-    if getattr(evaluation, other) is not None:
-        text = f"must be absent from an experiment with [{wanted}]; use [evaluation.{wanted}]."
-        problems.append(Problem(f"evaluation.{other}", text))
+    if evaluation.prompts is None:
+        text = "is missing; an experiment with [prompts] is judged on such a source."
+        problems.append(Problem("evaluation.prompts", text))
+    if evaluation.data is not None:
+        text = "must be absent from an experiment with [prompts]; use [evaluation.prompts]."
+        problems.append(Problem("evaluation.data", text))
     return problems
 
 

@@ -46,7 +46,7 @@ class Experiment:
     data: Annotated[DataSettings, Component("source")] | None = None
     """Where fixed answers come from, which are trained on as they stand; either this or prompts."""
     sampler: Annotated[SamplerSettings, Component("sampler")] | None = None
-    """How answers are sampled; goes with prompts."""
+    """How answers are sampled, to prompts and to evaluation.prompts."""
     reward: tuple[Annotated[Reward, Extended("reward")], ...] = ()
     """What a sampled answer is worth: a weighted sum of reward functions."""
     algorithm: Algorithm

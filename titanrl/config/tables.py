@@ -162,9 +162,10 @@ class Evaluation:
     """Validation on held-out prompts or data: before the first step, every so many steps, after the last."""
 
     prompts: Annotated[SourceSettings, Component("source")] | None = None
-    """Held-out prompts, a source of their own; nothing is trained on them. Goes with [prompts]."""
+    """Held-out prompts, a source of their own; nothing is trained on them. With [data] they need a [sampler]
+    and a [[reward]], which training itself has no use for."""
     data: Annotated[DataSettings, Component("source")] | None = None
-    """Held-out data, a source of its own, on which the loss is taken. Goes with [data]."""
+    """Held-out data, a source of its own, on which the loss is taken; with [data] only."""
     every: int = 10
     """Steps between two validations, >= 0; 0: only before the first step and after the last."""
     num_prompts: int = 64

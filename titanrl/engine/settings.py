@@ -85,7 +85,7 @@ class EngineConfig:
         return cls(
             model=experiment.model.path,
             head=experiment.model.head,
-            temperature=1.0 if experiment.sampler is None else experiment.sampler.temperature,
+            temperature=experiment.sampler.temperature if experiment.sampler and not experiment.data else 1.0,
             steps=(loop.steps - warmup) * updates,
             training=experiment.training,
             optimizer=experiment.optimizer,

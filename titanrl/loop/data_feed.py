@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
     from titanrl.loop.tokens import Tokens
 
-__all__ = ["DataFeed", "Drawn", "data_feeds"]
+__all__ = ["DataFeed", "Drawn", "held_out_data", "training_data"]
 
 SHOWN = 10
 """Bad examples that a message shows; the others it counts."""
@@ -130,19 +130,28 @@ class DataFeed:
         self._order.load_state_dict(state_dict)
 
 
-def data_feeds(experiment: Experiment, tokens: Tokens) -> tuple[DataFeed, DataFeed | None]:
-    """Returns the data of training, and that held out if there is an [evaluation]; both are checked."""
-    seed, seq_len, evaluation = experiment.run.seed, experiment.training.seq_len, experiment.evaluation
+def training_data(experiment: Experiment, tokens: Tokens) -> DataFeed:
+    """Returns the data of training, checked."""
+    assert experiment.data is not None
+    feed = _feed(experiment, experiment.data, tokens, table="data")
+    feed.check()
+    return feed
 
+
+def held_out_data(experiment: Experiment, tokens: Tokens) -> DataFeed | None:
+    """Returns the data on which a validation takes the loss, as much as it takes checked; None: it takes
+    none."""
+    evaluation = experiment.evaluation
+    if evaluation is None or evaluation.data is None:
+        return None
+    feed = _feed(experiment, evaluation.data, tokens, table="evaluation.data")
+    feed.check(evaluation.num_prompts)
+    return feed
+
+
+def _feed(experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str) -> DataFeed:
     def encode(row: FixedRow) -> EncodedRow:
         return encode_row(row, tokens)
 
-    assert experiment.data is not None
-    feed = DataFeed(experiment.data, encode, seed=seed, seq_len=seq_len)
-    feed.check()
-    if evaluation is None:
-        return feed, None
-    assert evaluation.data is not None
-    held_out = DataFeed(evaluation.data, encode, seed=seed, seq_len=seq_len, table="evaluation.data")
-    held_out.check(evaluation.num_prompts)
-    return feed, held_out
+    seq_len = experiment.training.seq_len
+    return DataFeed(settings, encode, seed=experiment.run.seed, seq_len=seq_len, table=table)

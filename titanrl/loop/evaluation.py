@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble
@@ -18,7 +18,7 @@ __all__ = ["evaluate", "interval", "pass_at_k"]
 Z95 = 1.959964
 
 
-def evaluate(session: Session) -> dict[str, float]:
+def evaluate(session: Session[Any]) -> dict[str, float]:
     """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
 
     The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from titanrl.errors import TrainingError
 from titanrl.loop import exchange, offline
 from titanrl.loop.evaluation import evaluate
-from titanrl.loop.prompts import prompt_feeds
+from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock, Procedure, run
 from titanrl.loop.session import Session
 from titanrl.loop.stages import batch_metrics, local_rows, sample, sample_rows, score, sync
@@ -38,7 +38,7 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
     """
     if experiment.data is not None:
         return offline.train(experiment, resume=resume)
-    procedure = Procedure(feeds=prompt_feeds, step=train_step, validate=evaluate, sync=sync)
+    procedure = Procedure(feed=training_prompts, step=train_step, validate=evaluate, sync=sync)
     return run(procedure, experiment, resume=resume)
 
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from titanrl.errors import TrainingError
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble_fixed
-from titanrl.loop.data_feed import DataFeed, data_feeds
+from titanrl.loop.data_feed import DataFeed, training_data
 from titanrl.loop.estimate import weigh
+from titanrl.loop.evaluation import evaluate
 from titanrl.loop.fixed import EncodedRow
 from titanrl.loop.run import Clock, Procedure, run
 from titanrl.loop.score_quality import held_out_scores
 from titanrl.loop.session import Session
-from titanrl.loop.stages import score_models
+from titanrl.loop.stages import score_models, sync
 from titanrl.loop.step import estimated, optimize
 from titanrl.metrics import means
 from titanrl.schema import check
@@ -41,7 +42,7 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
         ConfigError: what only the data can tell: bad rows, rows that are too long.
         TrainingError: nothing is left to train on.
     """
-    procedure = Procedure(feeds=data_feeds, step=train_step, validate=validate, sync=lambda *_: None)
+    procedure = Procedure(feed=training_data, step=train_step, validate=validate, sync=_rest)
     return run(procedure, experiment, resume=resume)
 
 
@@ -78,16 +79,34 @@ def train_step(
 
 
 def validate(session: Session[DataFeed]) -> dict[str, float]:
-    """Returns the loss of the held-out examples and all that it reports, ``eval/...``; nothing is trained."""
-    assert session.held_out is not None
+    """Returns what is held out says of the weights, ``eval/...``; nothing is trained.
+
+    That is the loss of examples and all that it reports, the score of sampled answers to prompts, or both.
+    """
+    metrics = {} if session.held_out_data is None else _held_out_loss(session, session.held_out_data)
+    if session.held_out is not None:
+        sync(session, session.state.step)
+        metrics |= evaluate(session)
+        session.sampler.sleep()
+    return metrics
+
+
+def _rest(session: Session[DataFeed], version: int) -> None:
+    """A sampler, if there is one, answers held-out prompts only and gets its weights for them."""
+    del version
+    if session.live_sampler is not None:
+        session.live_sampler.sleep()
+
+
+def _held_out_loss(session: Session[DataFeed], held_out: DataFeed) -> dict[str, float]:
     assert session.experiment.evaluation is not None
     engine = session.engine
-    groups, _ = session.held_out.first(session.experiment.evaluation.num_prompts)
+    groups, _ = held_out.first(session.experiment.evaluation.num_prompts)
     if not groups:
         raise TrainingError("[evaluation.data] holds no example that fits into [training] seq_len; raise it.")
     # A copy, as estimators may keep a memory of what they have seen.
     judging = replace(session, experiment=copy.deepcopy(session.experiment))
-    local = score_models(judging, _local(judging, groups, out_of=session.held_out))
+    local = score_models(judging, _local(judging, groups, out_of=held_out))
     _, batch, _ = estimated(judging, local)
     rows = exchange.share(weigh(batch, judging.experiment.algorithm), engine.dp_rank, engine.dp_degree)
     sums = engine.measure(rows, session.objective, session.coefficients())

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.errors import ConfigError
 from titanrl.loop.order import Order
-from titanrl.protocols import Prompt, PromptRow, PromptSource
+from titanrl.protocols import Prompt, PromptRow, PromptSource, SourceSettings
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
     from titanrl.loop.tokens import Tokens
 
-__all__ = ["PromptFeed", "prompt_feeds"]
+__all__ = ["PromptFeed", "held_out_prompts", "training_prompts"]
 
 
 class PromptFeed:
@@ -74,18 +74,26 @@ class PromptFeed:
         self._order.load_state_dict(state_dict)
 
 
-def prompt_feeds(experiment: Experiment, tokens: Tokens) -> tuple[PromptFeed, PromptFeed | None]:
-    """Returns the prompts of training, and those held out if there is an [evaluation]."""
-    sampler, evaluation = experiment.sampler, experiment.evaluation
-    assert sampler is not None
+def training_prompts(experiment: Experiment, tokens: Tokens) -> PromptFeed:
+    """Returns the prompts to which training samples answers, shuffled."""
     assert experiment.prompts is not None
-    seed, room = experiment.run.seed, experiment.training.seq_len - sampler.max_response_tokens
-    feed = PromptFeed(experiment.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room)
-    if evaluation is None:
-        return feed, None
-    assert evaluation.prompts is not None
-    held_out = PromptFeed(
-        evaluation.prompts.open(), tokens.encode, seed=seed, max_prompt_tokens=room, shuffle=False,
-        table="evaluation.prompts",
+    return _feed(experiment, experiment.prompts, tokens, table="prompts")
+
+
+def held_out_prompts(experiment: Experiment, tokens: Tokens) -> PromptFeed | None:
+    """Returns the prompts that a validation asks, as their source has them; None: it asks none."""
+    evaluation = experiment.evaluation
+    if evaluation is None or evaluation.prompts is None:
+        return None
+    return _feed(experiment, evaluation.prompts, tokens, table="evaluation.prompts", shuffle=False)
+
+
+def _feed(
+    experiment: Experiment, settings: SourceSettings, tokens: Tokens, *, table: str, shuffle: bool = True
+) -> PromptFeed:
+    assert experiment.sampler is not None
+    room = experiment.training.seq_len - experiment.sampler.max_response_tokens
+    return PromptFeed(
+        settings.open(), tokens.encode, seed=experiment.run.seed, max_prompt_tokens=room, shuffle=shuffle,
+        table=table,
     )  # fmt: skip
-    return feed, held_out

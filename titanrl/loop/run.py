@@ -44,8 +44,8 @@ class Clock:
 class Procedure(Generic[Feed]):
     """What one way of training does between the start of a run and its end."""
 
-    feeds: Callable[[Experiment, Tokens], tuple[Feed, Feed | None]]
-    """Opens what is trained on, and what is held out."""
+    feed: Callable[[Experiment, Tokens], Feed]
+    """Opens what is trained on."""
     step: Callable[[Session[Feed], int, Clock], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
     """Moves the weights by one step; returns its metrics and a few of its rows for samples.jsonl."""
     validate: Callable[[Session[Feed]], dict[str, float]]
@@ -65,7 +65,7 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
     table, report, steps = experiment.run, experiment.report, experiment.loop.steps
     start()
     folder = RunFolder(exchange.agree(RunFolder.choose(table.folder, table.name, resume=resume)))
-    with closing(open_session(experiment, folder.path, procedure.feeds, resume=resume)) as session:
+    with closing(open_session(experiment, folder.path, procedure.feed, resume=resume)) as session:
         done = session.state.step
         if session.is_main and not resume:
             folder.write_identity(to_table(experiment), table.seed)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Generic
 import torch
 from typing_extensions import TypeVar
 
+from titanrl.loop.data_feed import DataFeed, held_out_data
+from titanrl.loop.prompts import PromptFeed, held_out_prompts
 from titanrl.loop.state import LoopState
 from titanrl.loop.tokens import Tokens
 from titanrl.objective import Objective
@@ -19,12 +21,11 @@ if TYPE_CHECKING:
 
     from titanrl.config.experiment import Experiment
     from titanrl.engine import Engine
-    from titanrl.loop.prompts import PromptFeed
     from titanrl.protocols import Sampler
 
 __all__ = ["Session", "open_session"]
 
-Feed = TypeVar("Feed", bound=Stateful, default="PromptFeed")
+Feed = TypeVar("Feed", bound=Stateful, default=PromptFeed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +37,10 @@ class Session(Generic[Feed]):
     tokens: Tokens
     feed: Feed
     """What a step trains on: prompts, or fixed rows."""
-    held_out: Feed | None
+    held_out: PromptFeed | None
+    """Prompts that a validation asks; None: it asks none."""
+    held_out_data: DataFeed | None
+    """Examples on which a validation takes the loss; None: it takes none."""
     scored_keys: frozenset[str]
     """Batch keys that models compute at stage `score`, because some component reads them."""
     scores_greedy: bool
@@ -46,11 +50,11 @@ class Session(Generic[Feed]):
     """None: there is no critic."""
     state: LoopState
     live_sampler: Sampler | None
-    """None where answers are fixed."""
+    """None where nothing is sampled."""
 
     @property
     def sampler(self) -> Sampler:
-        assert self.live_sampler is not None, "fixed answers are not sampled"
+        assert self.live_sampler is not None, "no [sampler]: nothing is sampled"
         return self.live_sampler
 
     @property
@@ -110,14 +114,14 @@ class Session(Generic[Feed]):
 def open_session(
     experiment: Experiment,
     folder: Path,
-    feeds: Callable[[Experiment, Tokens], tuple[Feed, Feed | None]],
+    training_feed: Callable[[Experiment, Tokens], Feed],
     *,
     resume: bool,
 ) -> Session[Feed]:
     """Returns the live parts, built in the order that lets vLLM join the trainer's process group.
 
     Args:
-        feeds: makes what is trained on, and what is held out.
+        training_feed: opens what is trained on.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
 
@@ -125,7 +129,8 @@ def open_session(
     set_threads()
     torch.manual_seed(seed)
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
-    feed, held_out = feeds(experiment, tokens)
+    feed, held_out = training_feed(experiment, tokens), held_out_prompts(experiment, tokens)
+    examples = held_out_data(experiment, tokens)
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed, algorithm)
     engine = Engine(EngineConfig.of(experiment), state=state, checkpoints=folder / "checkpoints")
@@ -138,14 +143,15 @@ def open_session(
         importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
         on_policy=on_policy,
-        measures_gap=experiment.sampler is not None
+        measures_gap=experiment.data is None
         and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
     )
     critic = experiment.critic
     critic_objective = None if critic is None else Objective(loss=critic.loss)
     return Session(
         experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
-        scored_keys=scored_keys, objective=objective, critic_objective=critic_objective, state=state,
+        held_out_data=examples, scored_keys=scored_keys, objective=objective,
+        critic_objective=critic_objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
         live_sampler=_start_sampler(experiment, engine, tokens),
     )  # fmt: skip

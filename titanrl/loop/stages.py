@@ -99,7 +99,7 @@ TAUGHT = {
 """Batch key -> what of the teacher's scores it records."""
 
 
-def sync(session: Session, version: int) -> None:
+def sync(session: Session[Any], version: int) -> None:
     """Sends the policy's weights to the sampler, which then samples as ``version``."""
     session.sampler.wake()
     session.sampler.load(session.engine.weights(session.sampler.weight_dtype), version=version)

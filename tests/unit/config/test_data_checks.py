@@ -26,6 +26,8 @@ steps = 2
 prompts_per_step = 8
 """
 HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}".format
+ASKED = "evaluation={prompts={name='jsonl', path='x'}}"
+SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{name='repetition'}]"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,10 @@ HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}"
         (["prompts={name='jsonl', path='x'}"], "[prompts] or [data] must be there, got both"),
         (
             ["sampler={name='torch', max_response_tokens=8}"],
-            "[sampler] must be absent with [data], whose answers are not sampled; remove it.",
+            (
+                "[sampler] must be absent with [data], whose answers are not sampled, unless "
+                "[evaluation.prompts] asks."
+            ),
         ),
         (["reward=[{name='repetition'}]"], "[reward.0] must be absent with [data]"),
         (
@@ -47,12 +52,14 @@ HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}"
             "[evaluation] temperature is not used with [data], got 1.0; leave it out.",
         ),
         (
-            ["evaluation={prompts={name='jsonl', path='x'}}"],
-            "[evaluation.data] is missing; an experiment with [data] is judged on such a source.",
+            ["evaluation={every=5}"],
+            "[evaluation.data] is missing; take the loss of held-out data, or ask [evaluation.prompts], or",
         ),
+        ([ASKED], "[sampler] is missing; it answers the [evaluation.prompts]."),
+        ([ASKED, SAMPLER], "[evaluation] needs a [[reward]] that scores the answers; add one."),
         (
-            [HELD_OUT("preference"), "evaluation.prompts={name='jsonl', path='x'}"],
-            "[evaluation.prompts] must be absent from an experiment with [data]; use [evaluation.data].",
+            [ASKED, REWARD, "sampler={name='torch', max_response_tokens=8, temperature=0.5}"],
+            "[sampler] temperature is not used with [data], got 0.5; leave it out.",
         ),
         (
             [HELD_OUT("ranked")],
@@ -60,7 +67,7 @@ HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}"
         ),
         (
             ["data={name='jsonl', path='x.jsonl'}"],
-            "[data] name must not be 'jsonl', which brings prompts and no answers; use one of: dataset.",
+            "[data] name must not be 'jsonl', which brings prompts and no answers; use one of: dataset, ",
         ),
         (
             ["data.format=ranked"],
@@ -118,6 +125,8 @@ def test_tables_that_do_not_go_with_prompts_are_refused(
     [
         [],
         [HELD_OUT("preference")],
+        [ASKED, SAMPLER, REWARD, "evaluation.temperature=0.5"],
+        [HELD_OUT("preference"), "evaluation.prompts={name='jsonl', path='x'}", SAMPLER, REWARD],
         ["algorithm.loss={name='simpo'}", "reference="],
         ["algorithm.loss={name='sft'}", "reference=", "data.format=messages"],
         ["algorithm.loss={name='kto'}", "data.format=unpaired"],

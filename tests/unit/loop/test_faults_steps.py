@@ -40,6 +40,7 @@ def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) 
     )
     given: dict[str, Any] = {
         "experiment": experiment, "engine": engine, "tokens": None, "feed": None, "held_out": None,
+        "held_out_data": None,
         "scored_keys": frozenset(), "scores_greedy": False, "objective": Objective(loss=chosen.loss),
         "critic_objective": Objective(loss=titanrl.build("loss", {"name": "value"})),
         "state": None, "live_sampler": None,
@@ -89,7 +90,7 @@ def test_k3_19_validation_is_a_mean_of_its_own(max_tokens: int, training: dict[s
     """A loss of 2 on every token of three examples, whatever steps and micro-batches the run is made of."""
     model = OneWeight(max_tokens=max_tokens)
     texts = data_of("a", "bc", "def")
-    session = session_of(model, held_out=texts, **training)
+    session = session_of(model, held_out_data=texts, **training)
     session.experiment.evaluation = SimpleNamespace(num_prompts=3)
     with torch.no_grad():
         model.role.weight.zero_()

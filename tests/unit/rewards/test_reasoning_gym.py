@@ -44,6 +44,26 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert not asked & questions(held_out)
 
 
+def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_one() -> None:
+    keys: dict[str, Any] = {"size": 20, "system": "Be brief.", "seed": 3, "split": "held_out"}
+    task = {"name": "reasoning_gym_answers", "dataset": "chain_sum", "options": EASY}
+    asked, shown = source(**keys).open(), titanrl.build("source", task | keys).open()
+    for index, prompt in enumerate(asked[i] for i in range(20)):
+        (row,) = shown[index]
+        (answer,) = row.response
+        assert row.prompt == prompt.messages
+        assert answer["role"] == "assistant"
+        assert score([answer["content"]], prompt.answer) == [1.0]
+    assert shown.place(7) == "chain_sum question 7"
+
+
+def test_task_without_answers_of_its_own_demonstrates_nothing() -> None:
+    shown = titanrl.build("source", {"name": "reasoning_gym_answers", "dataset": "countdown"}).open()
+    shown.questions.entry = lambda _: {"question": "q", "answer": None}
+    with pytest.raises(ValueError, match="has no answer of its own; choose a task with one right answer"):
+        shown[0]
+
+
 def test_prompt_holds_template_and_system() -> None:
     prompts = source(system="Be brief.", template="{question} {x}").open()
     system, user = prompts[3].messages
