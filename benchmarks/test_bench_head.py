@@ -127,7 +127,7 @@ def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
     if dtype == torch.float32:
         assert faster["naive"] >= 1 / 1.05, benchmark.extra_info
         return
-    assert extra["ours"] <= extra.get("liger", extra["ours"]), memory
+    assert extra["ours"] <= extra.get("liger", 2 * extra["ours"]) / 2, memory
     assert faster["torchtitan"] >= 1.8, benchmark.extra_info
     assert faster.get("liger", 2.4) >= 2.4, benchmark.extra_info
 

@@ -16,7 +16,10 @@ from titanrl.ops.row_kernels import EAGER, Kernels, RowStatistics
 __all__ = ["TokenStatistics", "token_statistics"]
 
 CHUNK_BYTES = 32 * 2**20
-"""Size of the logits that exist at one time on a CPU; a GPU wants larger products: eight times as much."""
+"""Size of the logits that exist at one time on a CPU, in the backward pass, beside the gradients, half of it;
+a GPU wants larger products: eight times as much."""
+COMPARED = 2**20
+"""Pairs of ids that are compared at a time."""
 MAX_TOKENS = 16384
 """Tokens over which a word's gradient is one product."""
 
@@ -88,7 +91,7 @@ class _TokenStatistics(torch.autograd.Function):
         entropy, squares = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
         log_normaliser = logprob.new_empty(len(hidden), 1)
         best_ids, best = ids.new_empty(len(hidden), top_k), logprob.new_empty(len(hidden), top_k)
-        for part in _slices(len(hidden), _chunk_size(weight, len(weight))):
+        for part in _slices(len(hidden), _chunk_size(CHUNK_BYTES, weight, len(weight))):
             logits = hidden[part] @ weight.t()
             picked = logits.gather(-1, local[part]).float() / temperature
             picked = torch.where(mine[part], picked, 0.0)
@@ -126,8 +129,8 @@ class _TokenStatistics(torch.autograd.Function):
         summed = weight.dtype if len(parts) == 1 else torch.float32
         weight_gradient = torch.zeros(weight.shape, dtype=summed, device=weight.device)
         for part in parts:
-            tokens, words = hidden[part], _slices(len(weight), _chunk_size(weight, len(hidden[part])))
-            for tile in words:
+            tokens = hidden[part]
+            for tile in _slices(len(weight), _chunk_size(CHUNK_BYTES // 2, weight, len(tokens))):
                 gradient = ctx.kernels.gradient(
                     tokens @ weight[tile].t(),
                     ctx.temperature,
@@ -163,15 +166,21 @@ def _picked_gradient(
     slope = by_logprob.sum(-1, keepdim=True)
     if by_entropy is not None:
         slope = slope + by_entropy * (logprob + entropy)
-    if ids.shape[1] > 1:
-        same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).float()
-        by_logprob = torch.einsum("skj,sj->sk", same, by_logprob)
+    if ids.shape[1] > 1 and len(ids) > 0:
+        parts = _slices(len(ids), max(1, COMPARED // ids.shape[1] ** 2))
+        by_logprob = torch.cat([_summed_over_twins(ids[part], by_logprob[part]) for part in parts])
     return by_logprob - logprob.exp() * slope
 
 
-def _chunk_size(weight: torch.Tensor, width: int) -> int:
-    """Returns how many rows (or columns) of logits exist at a time, each of ``width`` numbers."""
-    size = CHUNK_BYTES * (1 if weight.device.type == "cpu" else 8)
+def _summed_over_twins(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Returns [S, K] the sum of ``gradient`` [S, K] over all places of the row that hold the same id."""
+    same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).float()
+    return torch.einsum("skj,sj->sk", same, gradient)
+
+
+def _chunk_size(size: int, weight: torch.Tensor, width: int) -> int:
+    """Returns how many rows (or columns) of logits, each of ``width`` numbers, take ``size`` bytes."""
+    size *= 1 if weight.device.type == "cpu" else 8
     return max(1, size // (max(1, width) * weight.element_size()))
 
 

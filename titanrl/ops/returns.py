@@ -69,7 +69,7 @@ def _scan(
     advantage: np.ndarray,
     returns: np.ndarray,
 ) -> None:
-    """Fills advantage and returns, [N * L] like the inputs; of_value and of_return are [N] float64 factors."""
+    """Fills advantage and returns, [N * L] like the inputs; of_value, of_return: [N] float64 factors."""
     length = reward.size // max(of_value.size, 1)
     zero = np.float32(0)
     for i in range(of_value.size):
