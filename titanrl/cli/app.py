@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from titanrl import __version__
-from titanrl.cli import check, components, model, report, train
+from titanrl.cli import check, components, model, report, rft, train
 from titanrl.errors import ConfigError, TrainingError
 
 __all__ = ["app", "main"]
@@ -59,6 +59,7 @@ app.command("show")(check.show)
 app.command("components")(components.components)
 app.add_typer(model.models, name="model")
 app.command("export")(model.export)
+app.command("rft")(rft.rft)
 app.command("report")(report.report)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.algorithm import Algorithm, controls_entropy
 from titanrl.config.data_checks import DATA_CHECKS
+from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
 from titanrl.dataflow import check_flow, flows, label
 from titanrl.errors import Problem, suggest
@@ -186,6 +187,7 @@ def _full_distribution(sampler: Any) -> list[Problem]:
 CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *DATA_CHECKS,
     *ROLE_CHECKS,
+    rft_problems,
     _dataflow,
     _kl_in_reward_is_read,
     _group_size,

@@ -17,6 +17,7 @@ from titanrl.config.engine_tables import (
     Parallelism,
     Training,
 )
+from titanrl.config.rft import RFT
 from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Report, Reward, Run, Teacher
 from titanrl.dataflow import Flow, flows, scored_keys
 from titanrl.decode import Component, Extended, gather, settable
@@ -61,6 +62,8 @@ class Experiment:
     """How many steps, and of what."""
     evaluation: Evaluation | None = None
     """Validation on held-out prompts or data; omitted: none."""
+    rft: RFT | None = None
+    """What `titanrl rft` samples to the prompts and keeps; no other command reads it."""
     training: Training = field(default_factory=Training)
     """Sizes and precision of the update."""
     optimizer: Optimizer = field(default_factory=Optimizer)

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from titanrl.loop import exchange
-from titanrl.loop.buffer import assemble
-from titanrl.loop.scoring import score_rewards
+from titanrl.loop.answering import judged_answers
 
 if TYPE_CHECKING:
     from titanrl.loop.session import Session
@@ -31,25 +29,18 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
     session.held_out.load_state_dict({"position": 0})
     count = min(settings.num_prompts, len(session.held_out.source))
     rows = session.held_out.take(count, settings.samples_per_prompt)
-    rank, degree, group = session.engine.dp_rank, session.engine.dp_degree, session.engine.dp_group
-    local = rows[len(rows) * rank // degree : len(rows) * (rank + 1) // degree]
-    answers = session.sampler.sample(
-        local, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
+    answers = judged_answers(
+        session, rows, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
     )  # fmt: skip
-    judged: list[dict[str, float]] = []
-    if local:
-        batch = assemble(local, answers, decode=session.tokens.decode, version=session.sampler.version)
-        rewards, _ = score_rewards(batch, session.experiment.reward)
-        labels = [each.label for each in session.experiment.reward]
-        for index, answer in enumerate(answers):
-            parts = {f"reward_{label}": float(rewards["rewards", label][index]) for label in labels}
-            judged.append(parts | {"response_tokens": float(len(answer.ids))})
-    judged = exchange.gather_objects(judged, group, degree)
-    judge = next(each for each in session.experiment.reward if settings.reward in (None, each.label))
-    scores = [row[f"reward_{judge.label}"] for row in judged]
+    judge = settings.reward or session.experiment.reward[0].label
+    scores = [answer.rewards[judge] for answer in answers]
     low, high = interval(scores)
-    means = {f"eval/{name}_mean": sum(row[name] for row in judged) / len(judged) for name in judged[0]}
+    labels = [each.label for each in session.experiment.reward]
+    means = {
+        f"eval/reward_{label}_mean": sum(answer.rewards[label] for answer in answers) / len(answers)
+        for label in labels
+    }
     return {
         "eval/score": sum(scores) / len(scores),
         "eval/score_low": low,
@@ -57,6 +48,7 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
         "eval/num_prompts": float(count),
         **_passes(scores, settings.samples_per_prompt),
         **means,
+        "eval/response_tokens_mean": sum(answer.tokens for answer in answers) / len(answers),
     }
 
 

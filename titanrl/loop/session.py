@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from titanrl.engine import Engine
     from titanrl.protocols import Sampler
 
-__all__ = ["Session", "open_session"]
+__all__ = ["Session", "open_session", "start_sampler"]
 
 Feed = TypeVar("Feed", bound=Stateful, default=PromptFeed)
 
@@ -153,11 +153,12 @@ def open_session(
         held_out_data=examples, scored_keys=scored_keys, objective=objective,
         critic_objective=critic_objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
-        live_sampler=_start_sampler(experiment, engine, tokens),
+        live_sampler=start_sampler(experiment, engine, tokens),
     )  # fmt: skip
 
 
-def _start_sampler(experiment: Experiment, engine: Engine, tokens: Tokens) -> Sampler | None:
+def start_sampler(experiment: Experiment, engine: Engine, tokens: Tokens) -> Sampler | None:
+    """Returns the live sampler of an experiment, None where answers are fixed."""
     if experiment.sampler is None:
         return None
     return experiment.sampler.start(

@@ -17,13 +17,13 @@ class JsonLines:
 
     Args:
         path: the file. first_step: lines of this step and later, and a torn last line, are dropped: they are
-            written again.
+            written again. key: of the number of the step in each line.
     """
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
+    def __init__(self, path: Path, first_step: int = 0, *, key: str = "step") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [line for line in read_jsonl(path) if line["step"] < first_step]
+            kept = [line for line in read_jsonl(path) if line[key] < first_step]
             temporary = path.with_name(f".{path.name}.{os.getpid()}")
             temporary.write_text("".join(_dump(line) for line in kept))
             os.replace(temporary, path)
@@ -40,7 +40,8 @@ class JsonLines:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file; a last line torn by a kill is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Not splitlines: it also cuts at separators inside texts. A kill may tear the last line within a letter.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             yield json.loads(line)
         except json.JSONDecodeError:

@@ -24,6 +24,7 @@ SHOWN = (
     ("entropy", "loss/entropy", "{:.3f}"),
     ("clip", "loss/clip_fraction", "{:.3f}"),
     ("grad", "update/grad_norm", "{:.2f}"),
+    ("rows", "rft/rows", "{:.0f}"),
     ("eval", "eval/score", "{:.3f}"),
     ("eval loss", "eval/loss", "{:.4f}"),
 )

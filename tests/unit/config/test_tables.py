@@ -14,6 +14,7 @@ import pytest
 from titanrl.algorithm import Algorithm, KLTerm
 from titanrl.config import Experiment, engine_tables, tables
 from titanrl.config.docs import default_of, key_docs, type_name
+from titanrl.config.rft import RFT
 from titanrl.decode import element, settable
 from titanrl.registry import component_class, kinds, names
 
@@ -21,7 +22,7 @@ SNAPSHOT = Path(__file__).with_name("defaults.json")
 
 ENGINE_TABLES = [getattr(engine_tables, name) for name in engine_tables.__all__]
 OWN_TABLES = [getattr(tables, name) for name in tables.__all__]
-TABLES = [Experiment, Algorithm, KLTerm, *OWN_TABLES, *ENGINE_TABLES]
+TABLES = [Experiment, Algorithm, KLTerm, RFT, *OWN_TABLES, *ENGINE_TABLES]
 
 
 def torchtitan_classes() -> dict[str, list[type]]:

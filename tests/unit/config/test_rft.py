@@ -1,0 +1,43 @@
+"""The [rft] table against itself and against the other tables."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from titanrl import build
+from titanrl.config.rft import RFT, rft_problems
+from titanrl.config.tables import Reward
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples_per_prompt": 0}, "samples_per_prompt must be in [1, inf), got 0."),
+        ({"write": "pairs", "samples_per_prompt": 1}, "samples_per_prompt must be >= 2 for pairs, got 1."),
+        ({"write": "pairs", "keep": 2}, "keep is not used with write = 'pairs'; leave it out."),
+        ({"min_margin": 0.5}, "min_margin is not used with write = 'answers'; leave it out."),
+        ({"min_tokens": 4, "max_tokens": 3}, "max_tokens must be in [4, inf), got 3."),
+        ({"min_reward": float("inf")}, "min_reward must be in [-inf, inf), got inf."),
+    ],
+)
+def test_values_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        RFT(**settings)
+
+
+def test_labels_must_be_those_of_rewards() -> None:
+    rewards = (Reward(component=build("reward", {"name": "exact_match"}), label="right"),)
+    assert rft_problems(RFT(reward="right", least={"right": 1.0}), None, rewards) == []
+    found = [str(each) for each in rft_problems(RFT(reward="rigth", least={"form": 1.0}), None, rewards)]
+    assert found == [
+        "[rft] reward must name the label of a [[reward]], got 'rigth'; did you mean 'right'? Labels: right.",
+        "[rft] least must name the label of a [[reward]], got 'form' Labels: right.",
+    ]
+
+
+def test_rewards_and_prompts_are_needed() -> None:
+    (problem,) = rft_problems(RFT(), None, ())
+    assert str(problem) == "[rft] needs a [[reward]] that judges the answers; add one."

@@ -1,0 +1,35 @@
+"""``titanrl rft``: training data of a model's own good answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.train import FILE, SET
+from titanrl.config import load
+from titanrl.errors import ConfigError
+from titanrl.verify import verify
+
+__all__ = ["rft"]
+
+
+def rft(
+    file: FILE,
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder of the data; made or carried on.", show_default=False)
+    ],
+    overrides: SET = None,
+    nproc: NPROC = 1,
+) -> None:
+    """Rejection sampling: sample answers to [prompts], judge them, write those that [rft] keeps."""
+    overrides, ranks = overrides or [], world_size(nproc)
+    experiment = load(file, overrides)
+    if problems := verify(experiment, ranks):
+        raise ConfigError(problems, file=str(file))
+    become_ranks(nproc, ["rft", str(file), f"--to={to}", *(f"--set={each}" for each in overrides)])
+    from titanrl.loop.rft import collect
+
+    collect(experiment, to)

@@ -1,0 +1,117 @@
+"""Answers of a policy, judged: in a training run, and where nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from titanrl.loop import exchange
+from titanrl.loop.buffer import assemble
+from titanrl.loop.scoring import score_rewards
+from titanrl.loop.session import Session, start_sampler
+from titanrl.loop.tokens import Tokens
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from titanrl.config.experiment import Experiment
+    from titanrl.engine import Engine
+    from titanrl.protocols import PromptRow, Sampler
+
+__all__ = ["Answer", "Respondent", "judged_answers", "open_respondent"]
+
+
+class Answer(NamedTuple):
+    """One sampled answer and what it is worth."""
+
+    text: str
+    tokens: int
+    """Its length, end token included."""
+    finish_reason: int
+    """0 stop, 1 length, 2 abort."""
+    reward: float
+    """The weighted sum of the rewards."""
+    rewards: dict[str, float]
+    """Label -> raw value."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Respondent:
+    """The live parts of a policy that answers and isn't trained, on this rank."""
+
+    experiment: Experiment
+    engine: Engine
+    tokens: Tokens
+    sampler: Sampler
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.run.seed
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes and shows."""
+        return self.engine.rank == 0
+
+    def close(self) -> None:
+        self.sampler.close()
+        self.engine.close()
+
+
+def open_respondent(experiment: Experiment, checkpoint: Path | None = None) -> Respondent:
+    """Returns the policy of an experiment with its sampler, and without reference, teacher and critic.
+
+    Args:
+        checkpoint: of a run; None: the weights are those of [model] path.
+    """
+    from titanrl.engine import Engine, EngineConfig, set_threads
+    from titanrl.engine.restore import load_weights
+
+    set_threads()
+    torch.manual_seed(experiment.run.seed)
+    tokens = Tokens(experiment.model.path, experiment.model.chat_template)
+    engine = Engine(replace(EngineConfig.of(experiment), critic=None, frozen={}))
+    if checkpoint is not None:
+        load_weights(engine.modules, checkpoint)
+    sampler = start_sampler(experiment, engine, tokens)
+    assert sampler is not None
+    sampler.load(engine.weights(sampler.weight_dtype), version=0)
+    return Respondent(experiment=experiment, engine=engine, tokens=tokens, sampler=sampler)
+
+
+def judged_answers(
+    host: Session | Respondent,
+    rows: Sequence[PromptRow],
+    *,
+    step: int,
+    seed: int,
+    temperature: float | None = None,
+    greedy: bool = False,
+) -> list[Answer]:
+    """Returns the answer to each of ``rows``, in order and on every rank; each rank samples its share.
+
+    Args:
+        temperature: omitted: the sampler's. greedy: take the likeliest token.
+    """
+    rank, degree, group = host.engine.dp_rank, host.engine.dp_degree, host.engine.dp_group
+    local = rows[len(rows) * rank // degree : len(rows) * (rank + 1) // degree]
+    samples = host.sampler.sample(local, step=step, seed=seed, temperature=temperature, greedy=greedy)
+    answers: list[Answer] = []
+    if local:
+        batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
+        scores, _ = score_rewards(batch, host.experiment.reward)
+        labels = [each.label for each in host.experiment.reward]
+        for index, sample in enumerate(samples):
+            answers.append(
+                Answer(
+                    text=batch["text", "response"][index],
+                    tokens=len(sample.ids),
+                    finish_reason=sample.finish_reason,
+                    reward=float(scores["reward"][index]),
+                    rewards={label: float(scores["rewards", label][index]) for label in labels},
+                )
+            )
+    return exchange.gather_objects(answers, group, degree)
