@@ -54,7 +54,8 @@ def test_pairs_have_the_better_answer_first(file, tmp_path):
     experiment = asked(file, "rft.keep=1", "rft.write=pairs")
     path = rft.collect(experiment, tmp_path / "pairs")
     examples = Dataset(path=str(path), format="preference").open()
-    assert len(examples) == len(rows := lines(path.parent, path.name)) >= 5
+    rows = lines(path.parent, path.name)
+    assert len(examples) == len(rows) >= 5
     for row, (chosen, rejected) in zip(rows, (examples[index] for index in range(len(rows))), strict=True):
         assert (chosen.prompt, chosen.response) == (row["prompt"], row["chosen"])
         assert (rejected.prompt, rejected.response) == (row["prompt"], row["rejected"])
@@ -93,7 +94,7 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
 
 def test_folder_of_something_else_and_too_many_prompts_are_refused(file, tmp_path):
     with pytest.raises(ConfigError, match=r"--to must name a new folder, got '.*', which holds other files"):
-        rft.collect(asked(file), tmp_path)
+        rft.collect(asked(file), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the prompts there are, got 8"):
         rft.collect(asked(file, "rft.num_prompts=8"), tmp_path / "data")
     with pytest.raises(ConfigError, match=r"\[rft\] is missing; add it"):
