@@ -134,7 +134,10 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
         gradient, (value, sums) = torch.func.grad_and_value(total, has_aux=True)(moving)
         return gradient, value, sums
 
-    graph = torch.compile(with_gradient, fullgraph=True, dynamic=True, backend=backend)
+    # Isolated, or the objectives of one process would share one limit of eight graphs.
+    graph = torch.compile(
+        with_gradient, fullgraph=True, dynamic=True, backend=backend, isolate_recompiles=True
+    )
 
     def call(
         policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor

@@ -94,3 +94,11 @@ def test_a_loss_of_the_row_counts_for_each_of_its_tokens_and_a_metric_once_for_t
     total, sums = Objective(loss=loss)(PolicyOutputs(logprob=torch.zeros(3, 3)), batch, COEFFICIENTS)
     assert total.item() == (3 * 2.0 + 5.0) / 4
     assert [value.item() for value in sums["loss/row"]] == [2.0 + 5.0, 2.0]
+
+
+def test_objectives_of_one_process_do_not_share_a_limit_of_graphs() -> None:
+    policy, batch = step()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for clip_high in (0.2, 0.3):
+            loss = titanrl.build("loss", {"name": "ppo_clip", "clip_high": clip_high})
+            compiled(Objective(loss=loss), run_as_captured)(policy, batch, COEFFICIENTS)
