@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from titanrl import __version__
-from titanrl.cli import check, components, model, report, rft, train
+from titanrl.cli import ablate, check, components, model, report, rft, train
 from titanrl.errors import ConfigError, TrainingError
 
 __all__ = ["app", "main"]
@@ -61,6 +61,7 @@ app.add_typer(model.models, name="model")
 app.command("export")(model.export)
 app.command("rft")(rft.rft)
 app.command("report")(report.report)
+app.command("ablate")(ablate.ablate)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from titanrl.ablation.plan import is_ablation, plan
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
@@ -22,18 +23,23 @@ __all__ = ["check", "show"]
 
 
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Experiment files (TOML).", show_default=False)],
+    files: Annotated[
+        list[Path], typer.Argument(help="Experiment or ablation files (TOML).", show_default=False)
+    ],
     overrides: SET = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
 ) -> None:
-    """Find every mistake of experiment files without loading a model."""
+    """Find every mistake of experiment and ablation files without loading a model."""
     lazy_torch()
     failed = False
     for file in files:
         try:
-            experiment = load(file, overrides or [])
-            if problems := verify(experiment, nproc):
-                raise ConfigError(problems, file=str(file))
+            if is_ablation(file):
+                plan(file, overrides or [], nproc)
+            else:
+                experiment = load(file, overrides or [])
+                if problems := verify(experiment, nproc):
+                    raise ConfigError(problems, file=str(file))
         except ConfigError as error:
             failed = True
             typer.secho(str(error), fg="red", err=True)

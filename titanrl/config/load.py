@@ -14,7 +14,7 @@ from titanrl.config.imports import import_all
 from titanrl.config.merge import Layers
 from titanrl.errors import ConfigError, Problem, suggest
 
-__all__ = ["load", "parse", "read"]
+__all__ = ["load", "parse", "read", "read_toml"]
 
 DIRECTIVES = ("base", "drop", "imports")
 """Top-level keys that say how the file is put together."""
@@ -74,7 +74,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
 def _stack(path: Path, above: tuple[Path, ...]) -> Layers:
     if path.resolve() in above:
         raise ConfigError(Problem("", f"leads in a circle back to {path}; break it.", "base"), file=str(path))
-    table = _toml(path)
+    table = read_toml(path)
     layers = Layers(PLAIN_NAMES)
     bases, imports, drops = (table.pop(key, []) for key in ("base", "imports", "drop"))
     for base in _strings(bases, "base", path):
@@ -92,7 +92,12 @@ def _stack(path: Path, above: tuple[Path, ...]) -> Layers:
     return layers
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the tables of one file, without those of its base files.
+
+    Raises:
+        ConfigError: no such file, or no TOML.
+    """
     try:
         return tomli.loads(path.read_text("utf-8"))
     except FileNotFoundError:

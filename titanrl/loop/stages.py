@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from titanrl.loop.buffer import assemble
 from titanrl.loop.critic import critic_values
 from titanrl.loop.scoring import score_rewards
+from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
         if len(scored):
             metrics["reward/mean"] = float(scored.mean())
             metrics["reward/std"] = float(scored.std()) if len(scored) > 1 else 0.0
+        groups = GroupScores.of(batch["reward"], batch["group_id"])
+        worse = groups.comparable & (groups.score < groups.mean())
+        if bool(worse.any()):
+            metrics["sample/worse_response_tokens_mean"] = float(lengths[worse].mean())
         for name in sorted(batch["rewards"].keys()):
             values = batch["rewards", name]
             metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())

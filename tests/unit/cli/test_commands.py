@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
 
 def test_version_and_help_answer() -> None:
     assert titanrl("--version").output.strip() == __version__
-    for command in ("train", "check", "show", "components", "model", "export"):
+    for command in ("train", "check", "show", "components", "model", "export", "ablate"):
         assert command in titanrl("--help").output
         assert titanrl(command, "--help").exit_code == 0
 
@@ -59,6 +59,41 @@ def test_check_tells_right_from_wrong_files_and_reads_them_all(file: Path, tmp_p
 
 def test_check_takes_overrides(file: Path) -> None:
     assert "[loop] steps must be in [1, inf), got 0" in titanrl("check", file, "--set", "loop.steps=0").output
+
+
+ABLATION = 'base = "lab.toml"\nmetric = "reward/mean"\n[vary]\nalgorithm.loss.clip_low = [0.1, {}]\n'
+
+
+def test_check_reads_ablations_too(file: Path) -> None:
+    study = file.with_name("study.toml")
+    study.write_text(ABLATION.format(0.2))
+    assert "study.toml: right" in titanrl("check", study).output
+    study.write_text(ABLATION.format(1.2))
+    result = titanrl("check", study)
+    assert result.exit_code == 2
+    assert "clip_low must be in (0, 1), got 1.2. (from variant 'clip_low=1.2')" in result.output
+
+
+def test_ablate_prints_commands_and_runs_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = file.with_name("study.toml")
+    study.write_text(ABLATION.format(0.2))
+    lines = titanrl("ablate", study, "--emit-commands", "--set", "loop.steps=3").output.splitlines()
+    assert len(lines) == 10
+    assert all(line.startswith("titanrl train ") and "--set=loop.steps=3" in line for line in lines)
+    assert "#SBATCH --array=0-9" in titanrl("ablate", study, "--emit-slurm").output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ablate_tells_the_mistakes_of_all_files_before_it_runs_any(file: Path) -> None:
+    studies = [file.with_name(f"study{number}.toml") for number in (1, 2)]
+    for study in studies:
+        study.write_text(ABLATION.format(1.2))
+    result = titanrl("ablate", *studies)
+    assert result.exit_code == 2
+    assert all(f"{study.name}: 1 mistake" in result.output for study in studies)
 
 
 def test_check_with_nproc_asks_whether_ranks_fit(file: Path) -> None:

@@ -1,0 +1,96 @@
+"""The task of the ablations: name the largest of four digits, after as many dots as you like.
+
+    prompt "3817:", right answers "=8", "...=8", "........=8"
+
+A model of 20,000 weights learns it in seconds, and the length of an answer says nothing about its being
+right: what an algorithm does to length is the algorithm's own doing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from titanrl.errors import check_range
+from titanrl.protocols import FixedRow, Prompt
+from titanrl.registry import register
+
+NUM_DIGITS = 4
+
+
+@register("source", "largest_digit")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestDigit:
+    """Asks for the largest of four random digits; the answer is that digit."""
+
+    size: int = 1000
+    """Number of prompts, >= 1."""
+    seed: int = 0
+    """Of the digits; held-out prompts have another one."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "size", "[1, inf)")
+
+    def open(self) -> list[Prompt]:
+        """Returns the prompts."""
+        numbers = random.Random(self.seed)
+        return [Prompt(f"{digits}:", max(digits)) for digits in _digits(numbers, self.size)]
+
+
+@register("source", "largest_digit_answers")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestDigitAnswers:
+    """Gives answers for supervised training: most of them wrong, of all lengths."""
+
+    size: int = 20000
+    """Number of examples, >= 1."""
+    seed: int = 1
+    """Of digits and answers."""
+    right: float = 0.3
+    """Share of answers that give the largest digit, in [0, 1]; the others give any digit."""
+    dots: float = 3.0
+    """Mean number of dots, >= 0; it is distributed geometrically."""
+    longest: int = 10
+    """Most dots of an answer, >= 0."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of examples longer than [training] seq_len."""
+    out_keys: ClassVar[tuple[str, ...]] = ()
+    is_paired: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_range(self, "size", "[1, inf)")
+        check_range(self, "right", "[0, 1]")
+        check_range(self, "dots", "[0, inf)")
+
+    def open(self) -> Answers:
+        """Returns the examples."""
+        numbers = random.Random(self.seed)
+        rows = []
+        for digits in _digits(numbers, self.size):
+            count = 0
+            while count < self.longest and numbers.random() < self.dots / (1 + self.dots):
+                count += 1
+            digit = max(digits) if numbers.random() < self.right else numbers.choice("0123456789")
+            rows.append(FixedRow(f"{digits}:", "." * count + f"={digit}"))
+        return Answers(tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Examples of one row each."""
+
+    rows: tuple[FixedRow, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+        return (self.rows[index],)
+
+    def place(self, index: int) -> str:
+        return f"largest_digit_answers:{index}"
+
+
+def _digits(numbers: random.Random, size: int) -> list[str]:
+    return ["".join(numbers.choices("0123456789", k=NUM_DIGITS)) for _ in range(size)]

@@ -1,0 +1,156 @@
+"""From metrics.jsonl to the table: budgets, pairs, outcomes; then the files of the report."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ablation.conftest import Ablation, Finish
+from titanrl.ablation.comparison import Measurement, compare, measure, verdicts
+from titanrl.ablation.curves import check_metric, read_curves
+from titanrl.ablation.files import read_results, results_csv, write_files
+from titanrl.ablation.plan import plan
+from titanrl.ablation.settings import Expectation, Settings
+from titanrl.errors import ConfigError, TrainingError
+
+
+def line(step: int, value: float | None, tokens: float = 10.0, **more: float) -> dict[str, float]:
+    times = {"time/step_seconds": 3.0, "time/validate_seconds": 1.0}
+    found = {"step": step, "sample/tokens": tokens, **times, **more}
+    return found if value is None else found | {"reward/mean": value}
+
+
+def at(values: dict[str, list[float]], metric: str = "reward/mean") -> list[Measurement]:
+    return [
+        Measurement(variant, seed, metric, "steps", 2.0, value)
+        for variant, found in values.items()
+        for seed, value in enumerate(found)
+    ]
+
+
+def test_curves_add_up_tokens_of_every_draw_and_leave_validation_out(tmp_path: Path) -> None:
+    import json
+
+    lines = [line(1, 0.5), line(2, None, **{"sample/redraws": 2.0}), line(3, 0.9)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves = read_curves(tmp_path, ["reward/mean"])
+    assert curves.spent["tokens"] == [10.0, 40.0, 50.0]
+    assert curves.spent["seconds"] == [2.0, 4.0, 6.0]
+    assert curves.points("reward/mean", "tokens") == [(10.0, 0.5), (50.0, 0.9)]
+    assert curves.at("reward/mean", "steps", 2) == 0.5
+    assert curves.at("reward/mean", "tokens", 49.9) == 0.5
+    assert curves.at("reward/mean", "seconds", 1.9) is None
+    assert curves.at("reward/mean", "steps", 3, window=2) == pytest.approx(0.7)
+
+
+def test_metric_that_no_run_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    check_metric(tmp_path, "reward/mean")
+    with pytest.raises(TrainingError, match=r"got 'reward/maen', which .* lacks; did you mean 'reward/mean'"):
+        check_metric(tmp_path, "reward/maen")
+
+
+def test_budgets_default_to_what_all_reached(ablation: Ablation, finish: Finish) -> None:
+    planned = plan(ablation())
+    for run in planned.runs:
+        cost = 10.0 if run.variant == "clip_high=0.2" else 30.0
+        finish(run, [line(1, 1.0, cost), line(2, 2.0, cost)])
+    runs = {(r.variant, r.seed): read_curves(r.folder.path, ["reward/mean"]) for r in planned.runs}
+    measured = measure(runs, planned.settings)
+    assert {(each.budget, each.limit) for each in measured} == {("steps", 2), ("tokens", 20), ("seconds", 4)}
+    # 20 tokens: two steps of the cheap variant, none of the other.
+    assert {each.variant for each in measured if each.budget == "tokens"} == {"clip_high=0.2"}
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    base, other = compare(at({"a": [1.0, 5.0, 9.0], "b": [1.5, 5.5, 9.5]}), ["a", "b"])
+    assert base.difference is None
+    assert (base.mean, other.mean) == (5.0, 5.5)
+    assert base.low < 0 < other.low + 10  # Seeds differ a lot, pairs not at all.
+    assert other.difference is not None
+    assert (other.difference.low, other.difference.high) == (0.5, 0.5)
+    assert other.difference.p == 2 / 8
+
+
+def test_seeds_that_one_lacks_are_no_pairs() -> None:
+    measured = [each for each in at({"a": [1.0, 2.0, 3.0], "b": [2.0, 9.0, 4.0]}) if each[:2] != ("b", 1)]
+    _, other = compare(measured, ["a", "b"])
+    assert other.difference is not None
+    assert (other.difference.pairs, other.difference.mean) == (2, 1.0)
+    alone = compare(at({"a": [1.0], "b": [2.0]}), ["a", "b"])[1]
+    assert alone.difference is not None
+    assert (alone.low, alone.difference.high) == (-math.inf, math.inf)
+    assert compare(at({"b": [1.0, 2.0]}), ["a", "b"])[0].difference is None
+
+
+def test_p_is_corrected_within_a_metric() -> None:
+    values = {"a": [0.0] * 4, "b": [1.0, 2.0, 3.0, 4.0], "c": [1.0, -1.0, 1.0, -1.0]}
+    table = compare([*at(values), *at(values, "kl/value")], ["a", "b", "c"])
+    assert [row.difference and row.difference.p for row in table] == [None, 2 / 16, 1.0] * 2
+    assert [row.difference and row.difference.p_holm for row in table] == [None, 4 / 16, 1.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "outcome"),
+    [
+        ([1.0, 2.0, 3.0], "higher", "as expected"),
+        ([1.0, 2.0, 3.0], "lower", "the opposite"),
+        ([-1.0, 2.0, 3.0], "higher", "undecided"),
+        ([-1.0, -2.0, -3.0], "lower", "as expected"),
+        ([0.1, -0.1, 0.1], "same", "as expected"),
+        ([0.1, -0.1, 0.9], "same", "undecided"),
+        ([1.0, 2.0, 3.0], "same", "the opposite"),
+    ],
+)
+def test_outcomes(values: list[float], direction: str, outcome: str) -> None:
+    margin = 0.5 if direction == "same" else 0.0
+    expectation = Expectation(variant="b", direction=direction, margin=margin)  # type: ignore[arg-type]
+    settings = Settings(base="x", metric="reward/mean", expect=(expectation,))
+    table = compare(at({"a": [0.0] * 3, "b": values}), ["a", "b"])
+    assert verdicts(settings, table)[0].outcome == outcome
+    assert verdicts(settings, table[:1])[0].outcome == "not measured"
+
+
+def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) -> None:
+    head = 'title = "Which?"\n[[expect]]\nvariant = "clip_high=0.28"\ndirection = "higher"'
+    planned = plan(ablation(head=head))
+    for run in planned.runs:
+        better = 0.1 if run.variant == "clip_high=0.28" else 0.0
+        finish(run, [line(1, 0.1), line(2, 0.5 + better + 0.01 * run.seed)])
+    table, report = write_files(planned, [], "titanrl ablate study.toml")
+    text = report.read_text()
+    for part in (
+        "# Which?",
+        "| clip_high=0.28 higher than clip_high=0.2 | reward/mean | +0.1 | 0.1 to 0.1 | as expected |",
+        "### reward/mean at 2 steps",
+        "| clip_high=0.28 | 0.61 | 0.5852 to 0.6348 | +0.1 | 0.1 to 0.1 | 0.25 | 0.25 | 0.6 0.61 0.62 |",
+        "with 3 seeds the smallest it can be is 0.25",
+        "| algorithm.loss.clip_high | 0.2 | 0.28 |",
+        "keys are equal in all variants",
+        "| command | titanrl ablate study.toml |",
+        "| finished | 6 of 6 runs |",
+        "torch ",
+    ):
+        assert part in text, part
+    measured = read_results(table)
+    assert len(measured) == 18
+    assert results_csv(measured) == table.read_text()
+
+
+def test_report_of_a_part_says_that_it_is_one(ablation: Ablation, finish: Finish) -> None:
+    planned = plan(ablation())
+    with pytest.raises(TrainingError, match="nothing to report"):
+        write_files(planned, [], "")
+    finish(planned.runs[0], [line(2, 0.5)])
+    text = write_files(planned, [], "")[1].read_text()
+    assert "| finished | 1 of 6 runs |" in text
+    assert "| 0.5 | -inf to inf | – | – | – | – | 0.5 – – |" in text
+
+
+def test_results_of_another_form_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="must begin with variant,seed,metric,budget,limit,value"):
+        read_results(path)

@@ -1,0 +1,140 @@
+"""Runs in processes of their own: what is repeated, what a failure stops, how the machine is shared."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.unit.ablation.conftest import Ablation, Finish
+from titanrl.ablation import execute as module
+from titanrl.ablation.execute import Execution, Slot, devices, execute, log_of, slots
+from titanrl.ablation.plan import Plan, PlannedRun, plan
+from titanrl.ablation.view import AblationView
+from titanrl.errors import ConfigError
+
+WHOLE = [{"step": 1, "reward/mean": 0.1}, {"step": 2, "reward/mean": 0.3}]
+
+
+class Process:
+    """Stands for a process that ended at once."""
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, finish: Finish) -> list[tuple[str, int]]:
+    """Which runs were started; the one of seed 1 and the baseline fails."""
+    seen: list[tuple[str, int]] = []
+
+    def start(_: Any, run: PlannedRun, slot: Slot, nproc: int) -> Process:
+        seen.append((run.variant, run.seed))
+        log_of(run).parent.mkdir(parents=True, exist_ok=True)
+        if seen[-1] == ("clip_high=0.2", 1):
+            log_of(run).write_text("Traceback\nValueError: it broke\n\n")
+            return Process(1)
+        finish(run, WHOLE)
+        return Process(0)
+
+    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+    return seen
+
+
+@pytest.fixture
+def planned(ablation: Ablation) -> Plan:
+    return plan(ablation())
+
+
+def test_failed_run_is_told_and_does_not_stop_the_others(planned: Plan, started: list[Any]) -> None:
+    (failure,) = execute(planned.runs, slots(2, 1, [0, 1], []))
+    assert len(started) == 6
+    assert (failure.run.variant, failure.run.seed) == ("clip_high=0.2", 1)
+    assert failure.reason.startswith("ValueError: it broke (exit code 1; runs/ablations/study/logs/")
+
+
+def test_finished_runs_are_not_repeated_but_failed_ones_are(planned: Plan, started: list[Any]) -> None:
+    execute(planned.runs, slots(1, 1, [0], []))
+    started.clear()
+    execute(planned.runs, slots(1, 1, [0], []))
+    assert started == [("clip_high=0.2", 1)]
+
+
+def test_process_that_ends_well_before_its_last_step_has_failed(
+    planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_start", lambda *_: Process(0))
+    assert len(execute(planned.runs, slots(1, 1, [0], []))) == 6
+
+
+def test_finished_is_told_of_old_and_new_runs_and_may_end_all(planned: Plan, started: list[Any]) -> None:
+    told: list[PlannedRun] = []
+    execute(planned.runs[:1], slots(1, 1, [0], []))
+    execute(planned.runs[:3], slots(1, 1, [0], []), finished=told.append)
+    assert [(run.variant, run.seed) for run in told] == [("clip_high=0.2", 0), ("clip_high=0.28", 0)]
+
+    def refuse(_: PlannedRun) -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError):
+        execute(planned.runs, slots(1, 1, [0], []), finished=refuse)
+
+
+def test_cores_and_gpus_are_shared_out() -> None:
+    assert [slot.cores for slot in slots(2, 1, [0, 1, 4, 5], [])] == [(0, 1), (4, 5)]
+    assert [slot.cores for slot in slots(3, 1, [0, 1], [])] == [(0, 1), (0,), (1,)]
+    assert [slot.devices for slot in slots(2, 2, [0], ["3", "4", "5", "6"])] == [("3", "4"), ("5", "6")]
+    with pytest.raises(ConfigError, match=r"--jobs times --nproc must be <= 4, .* got 3 x 2"):
+        slots(3, 2, [0], ["3", "4", "5", "6"])
+    assert devices({"CUDA_VISIBLE_DEVICES": "1,GPU-7"}) == ["1", "GPU-7"]
+    assert devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+def test_plain_stream_gets_a_line_for_each_run(planned: Plan, started: list[Any]) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with AblationView(planned, console) as view:
+        execute(planned.runs, slots(1, 1, [0], []), view=view.show)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 6
+    assert lines[0].startswith("1/6 runs  clip_high=0.2 seed 0: reward/mean 0.3  ")
+    assert "3/6 runs  1 failed" in lines[2]
+
+
+def test_live_table_marks_every_seed(planned: Plan, started: list[Any]) -> None:
+    states: list[Execution] = []
+    execute(planned.runs, slots(1, 1, [0], []), view=states.append)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    with AblationView(planned, console) as view:
+        view.show(states[-1])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "●×●" in shown
+    assert "●●●" in shown
+    assert "0.3 ± 0" in shown
+
+
+def test_leftovers_without_an_identity_are_removed(
+    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context:
+        def Process(self, **arguments: Any) -> Any:
+            self.arguments = arguments
+            return self
+
+        def start(self) -> None:
+            pass
+
+    run, context = planned.runs[0], Context()
+    (run.folder.path / "checkpoints").mkdir(parents=True)
+    module._start(context, run, Slot((0,), ()), 1)  # type: ignore[arg-type]
+    assert not run.folder.path.exists()
+    assert context.arguments["args"][2] is False

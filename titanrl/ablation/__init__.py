@@ -1,0 +1,1 @@
+"""Ablations: one base experiment, what varies, several seeds; runs, statistics and a report."""

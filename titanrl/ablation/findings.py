@@ -1,0 +1,86 @@
+"""docs/findings.md from the ablations and their results: ``python -m titanrl.ablation.findings`` writes it.
+
+Results of runs in this folder are taken first, into experiments/ablations/results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from titanrl.ablation import summary
+from titanrl.ablation.comparison import compare, verdicts
+from titanrl.ablation.files import markdown_table, read_results, results_csv
+from titanrl.ablation.plan import is_ablation, outline
+
+__all__ = ["findings", "take"]
+
+ROOT = Path(__file__).parents[2]
+INTRODUCTION = """\
+<!-- Written by `python -m titanrl.ablation.findings`: do not edit. -->
+
+# Findings
+
+Published claims, each an [ablation](ablations.md) on a model of 20,000 weights. It has to name the largest
+of four digits, after as many dots as it likes ([the task]({folder}/largest_digit.py)), and
+[begins]({folder}/base_model.toml) with a quarter of its answers right. So small a model shows mechanisms,
+which follow from the formulas, better than sizes of effects. Where it disagrees with a paper, that is said.
+
+```bash
+titanrl model get tiny
+titanrl train experiments/ablations/base_model.toml
+titanrl export runs/base_model --to models/largest_digit
+titanrl ablate experiments/ablations/NAME.toml --jobs 2
+```
+"""
+
+
+def findings(files: Sequence[Path], results: Path, folder: str) -> str:
+    """Returns the page.
+
+    Args:
+        files: ablation files. results: folder with a NAME.csv for each that has been run. folder: the
+            files' folder as the page links to it.
+    """
+    index, parts = [], []
+    for file in files:
+        settings, variants = outline(file)
+        names = [variant.name for variant in variants]
+        measured = read_results(results / f"{file.stem}.csv")
+        table = compare(measured, names)
+        found = verdicts(settings, table)
+        outcomes = "; ".join(f"{each.expectation.variant} {each.outcome}" for each in found)
+        index.append([f"[{settings.title}](#{file.stem})", outcomes])
+        parts += [f'<a id="{file.stem}"></a>', f"## {settings.title}", settings.claim]
+        parts.append(f"Source: {settings.source}. File: [{file.name}]({folder}/{file.name}).")
+        parts.append(markdown_table(summary.verdict_table(found, names[0])))
+        parts.append(settings.remark)
+        parts += [
+            f"{each.title}:\n\n{markdown_table(each)}"
+            for each in summary.results(table, names[0], settings.seeds)
+        ]
+    listed = markdown_table(summary.Table("", ["question", "outcome"], index))
+    read = ["## How to read the tables", *summary.how_to_read(5, 5)]
+    whole = [INTRODUCTION.format(folder=folder), listed, *parts, *read]
+    return "\n\n".join(part.strip() for part in whole if part.strip()) + "\n"
+
+
+def take(runs: Path, files: Sequence[Path], results: Path) -> None:
+    """Copies results of ablations that have run, those at budgets of steps, to where the page finds them."""
+    for file in files:
+        made = runs / file.stem / "results.csv"
+        if made.is_file():
+            kept = [each for each in read_results(made) if each.budget == "steps"]
+            (results / f"{file.stem}.csv").write_text(results_csv(kept), "utf-8")
+
+
+def published(folder: Path) -> list[Path]:
+    """Returns the ablation files of a folder."""
+    return [file for file in sorted(folder.glob("*.toml")) if is_ablation(file)]
+
+
+if __name__ == "__main__":
+    folder = ROOT / "experiments" / "ablations"
+    take(Path("runs/ablations"), published(folder), folder / "results")
+    page = findings(published(folder), folder / "results", "../experiments/ablations")
+    (ROOT / "docs" / "findings.md").write_text(page, "utf-8")

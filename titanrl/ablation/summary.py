@@ -1,0 +1,164 @@
+"""What an ablation's report says, as tables of text and notes, whichever form it is written in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from titanrl.ablation.comparison import Difference, Row, Runs, Verdict
+from titanrl.ablation.curves import Budget
+from titanrl.ablation.execute import Failure
+from titanrl.ablation.plan import Plan
+from titanrl.ablation.statistics import least_p
+from titanrl.config.dump import to_table
+
+__all__ = [
+    "Table",
+    "budget_text",
+    "failures",
+    "how_to_read",
+    "identity",
+    "results",
+    "settings",
+    "verdict_table",
+]
+
+WAYS = {"higher": "higher than", "lower": "lower than", "same": "the same as"}
+
+
+class Table(NamedTuple):
+    """Cells as text; those of a head are one line."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def results(rows: Sequence[Row], baseline: str, seeds: int) -> list[Table]:
+    """Returns a table for each metric and budget: each variant's seeds, mean, interval, and difference."""
+    tables: dict[tuple[str, Budget, float], list[Row]] = {}
+    for row in rows:
+        tables.setdefault((row.metric, row.budget, row.limit), []).append(row)
+    head = [
+        "variant", "mean", "95% interval", f"less {baseline}", "95% interval", "p", "p (Holm)", "each seed",
+    ]  # fmt: skip
+    return [
+        Table(f"{metric} {budget_text(budget, limit)}", head, [_result(row, seeds) for row in block])
+        for (metric, budget, limit), block in tables.items()
+    ]
+
+
+def _result(row: Row, seeds: int) -> list[str]:
+    each = " ".join(number(row.values[seed]) if seed in row.values else "–" for seed in range(seeds))
+    difference = ["–"] * 4 if row.difference is None else _difference(row.difference)
+    return [row.variant, number(row.mean), span(row.low, row.high), *difference, each]
+
+
+def _difference(difference: Difference) -> list[str]:
+    return [
+        f"{difference.mean:+.4g}", span(difference.low, difference.high), number(difference.p),
+        number(difference.p_holm),
+    ]  # fmt: skip
+
+
+def verdict_table(found: Sequence[Verdict], baseline: str) -> Table:
+    """Returns what was expected and what came of it."""
+    rows = []
+    for verdict in found:
+        expected, difference = verdict.expectation, verdict.difference
+        within = f" within {number(expected.margin)}" if expected.margin else ""
+        sentence = f"{expected.variant} {WAYS[expected.direction]} {baseline}{within}"
+        shown = ["–", "–"] if difference is None else _difference(difference)[:2]
+        rows.append([sentence, verdict.metric, *shown, verdict.outcome])
+    return Table("", ["expected", "metric", "difference", "95% interval", "outcome"], rows)
+
+
+def settings(plan: Plan) -> tuple[Table, str]:
+    """Returns the keys in which variants differ, and what is to be said of all others."""
+    flat = {run.variant: _flat(to_table(run.experiment)) for run in plan.runs if run.seed == 0}
+    keys = sorted({key for each in flat.values() for key in each if not key.startswith("run.")})
+    differing = [key for key in keys if len({json.dumps(each.get(key)) for each in flat.values()}) > 1]
+    names = [variant.name for variant in plan.variants]
+    rows = [[key, *(_shown(flat[name].get(key)) for name in names)] for key in differing]
+    equal = len(keys) - len(differing)
+    seeds = ", ".join(str(seed) for seed in range(plan.settings.seeds))
+    note = (
+        f"The other {equal} keys are equal in all variants, defaults included; each run's experiment.toml "
+        f"has them all. [run] seed is {seeds} in turn, and variants with the same seed see the same prompts."
+    )
+    return Table("", ["key", *names], rows), note
+
+
+def _flat(table: Any, above: str = "") -> dict[str, Any]:
+    if isinstance(table, list) and any(isinstance(each, Mapping) for each in table):
+        table = {str(index): each for index, each in enumerate(table)}
+    if not isinstance(table, Mapping):
+        return {above: table}
+    parts = (_flat(each, f"{above}.{key}" if above else key) for key, each in table.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def failures(failed: Sequence[Failure]) -> Table:
+    """Returns the runs that did not come to an end, and why."""
+    return Table("", ["run", "reason"], [[each.run.folder.path.name, each.reason] for each in failed])
+
+
+def identity(plan: Plan, runs: Runs, command: str) -> Table:
+    """Returns what it takes to do it again: command, versions, time."""
+    versions: dict[str, set[str]] = {}
+    for run in plan.runs:
+        file = run.folder.path / "versions.json"
+        for name, version in (json.loads(file.read_text("utf-8")) if file.is_file() else {}).items():
+            if name not in ("seed", "cpus"):
+                versions.setdefault(name, set()).add(str(version))
+    listed = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()))
+    seconds = sum(each.total("seconds") for each in runs.values())
+    rows = [
+        ["command", command], ["base", str(plan.runs[0].base)], ["runs", str(plan.folder)],
+        ["finished", f"{len(runs)} of {len(plan.runs)} runs"],
+        ["training time", f"{seconds / 60:.1f} minutes in all, {seconds / len(runs):.1f} seconds a run"],
+        ["versions", listed],
+    ]  # fmt: skip
+    return Table("", ["what", ""], rows)
+
+
+def how_to_read(seeds: int, window: int) -> list[str]:
+    """Returns the notes without which the numbers would say too much."""
+    averaged = f"the mean of the last {window}" if window > 1 else "the last one"
+    values = (
+        f"A value is {averaged} recorded within the budget. Means have Student's t interval over seeds. "
+        "Differences are taken seed by seed. Their interval is the expanded percentile bootstrap, which is "
+        "not too short for few seeds as the plain one is; still, with n seeds no bootstrap covers more than "
+        "1 - 2 / 2^n."
+    )
+    tests = (
+        f"p is that of the exact sign-flip test: with {seeds} seeds the smallest it can be is "
+        f"{least_p(seeds):.4g}, when all seeds agree. So a p above 0.05 is no evidence of no difference; "
+        "look at the interval. Holm's correction counts the variants of a table."
+    )
+    outcomes = (
+        "As expected, or the opposite: the whole interval of the difference lies on that side of 0, or "
+        "within or beyond the margin, at the last budget of steps. Otherwise: undecided."
+    )
+    return [values, tests, outcomes]
+
+
+def budget_text(budget: Budget, limit: float) -> str:
+    """Returns a budget as a title shows it."""
+    amount = f"{limit:.1f}" if budget == "seconds" else f"{limit:.0f}"
+    return f"at {amount} {budget}"
+
+
+def number(value: float) -> str:
+    """Returns four digits; what rounding left of a zero is zero."""
+    return f"{0.0 if abs(value) < 1e-12 else value:.4g}"
+
+
+def span(low: float, high: float) -> str:
+    """Returns an interval."""
+    return f"{number(low)} to {number(high)}"

@@ -1,0 +1,142 @@
+"""What varies, as ``--set`` arguments: ``[vary]``, a grid of values, or ``[[variant]]``, named changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from titanrl.errors import ConfigError, Problem
+from titanrl.values import shown
+
+__all__ = ["Variant", "variants"]
+
+OWN = "run"
+"""Table that belongs to the ablation: it names the runs and gives them their seeds."""
+
+
+class Variant(NamedTuple):
+    """One of the things compared."""
+
+    name: str
+    overrides: tuple[str, ...]
+    """``a.b.c=value`` each, with TOML values; an empty value drops the key."""
+
+    @property
+    def folder_name(self) -> str:
+        """The name with what a shell or a file system minds replaced."""
+        return re.sub(r"[^\w.=+-]+", "_", self.name).strip("_")
+
+
+def variants(vary: Any, named: Any) -> tuple[Variant, ...]:
+    """Returns the variants that a file's ``vary`` or ``variant`` describes, in its order.
+
+    Args:
+        vary: dotted keys or nested tables -> array of values, one variant for each combination.
+        named: array of tables, each a ``name``, maybe ``drop``, and tables as an experiment file has them.
+
+    Raises:
+        ConfigError: both or neither are given, or one is not as said.
+    """
+    if (vary is None) == (named is None):
+        got = "neither" if vary is None else "both"
+        raise ConfigError(f"[vary] or [[variant]] must say what varies, got {got}; give one.")
+    found = _grid(vary) if vary is not None else _named(named)
+    problems = []
+    if len(found) < 2:
+        problems.append(Problem("", f"must give at least 2 variants, got {len(found)}.", _key(vary)))
+    folders: dict[str, Variant] = {}
+    for each in found:
+        first = folders.setdefault(each.folder_name, each)
+        if not each.folder_name or first is not each:
+            text = f"must have names that differ in letters or digits, got {first.name!r} and {each.name!r}."
+            problems.append(Problem("", text, _key(vary)))
+        for key in sorted({text.partition("=")[0] for text in each.overrides}):
+            if key.partition(".")[0] == OWN:
+                text = f"must not be varied, got {key!r} in {each.name!r}; the ablation names and seeds runs."
+                problems.append(Problem("", text, OWN))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _key(vary: Any) -> str:
+    return "variant" if vary is None else "vary"
+
+
+def _grid(vary: Any) -> tuple[Variant, ...]:
+    if not isinstance(vary, Mapping):
+        raise ConfigError(Problem("", f"must be a table of keys with arrays, got {shown(vary)}.", "vary"))
+    axes = dict(_axes(vary, ()))
+    last = [key.rpartition(".")[2] for key in axes]
+    labels = [key if last.count(short) > 1 else short for key, short in zip(axes, last, strict=True)]
+    found = []
+    for values in itertools.product(*axes.values()):
+        name = ",".join(f"{label}={_label(value)}" for label, value in zip(labels, values, strict=True))
+        assigned = (f"{key}={_inline(value)}" for key, value in zip(axes, values, strict=True))
+        found.append(Variant(name, tuple(assigned)))
+    return tuple(found)
+
+
+def _axes(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
+    for key, value in table.items():
+        here = (*above, key)
+        if isinstance(value, Mapping):
+            yield from _axes(value, here)
+        elif isinstance(value, list) and value:
+            yield ".".join(here), value
+        else:
+            text = f"must be an array of the values to try, got {shown(value)}; write [ ] around them."
+            raise ConfigError(Problem("vary", text, ".".join(here)))
+
+
+def _named(named: Any) -> tuple[Variant, ...]:
+    if not isinstance(named, list) or not all(isinstance(each, Mapping) for each in named):
+        raise ConfigError(Problem("", "must be an array of tables; write [[variant]].", "variant"))
+    found = []
+    for index, each in enumerate(named):
+        name, drop = each.get("name"), each.get("drop", [])
+        if not isinstance(name, str):
+            raise ConfigError(Problem(f"variant.{index}", f"must be a string, got {shown(name)}.", "name"))
+        if not isinstance(drop, list) or not all(isinstance(key, str) for key in drop):
+            text = f"must be an array of keys to leave out, got {shown(drop)}."
+            raise ConfigError(Problem(f"variant.{index}", text, "drop"))
+        rest = {key: value for key, value in each.items() if key not in ("name", "drop")}
+        assigned = [f"{key}={_inline(value)}" for key, value in _assignments(rest, ())]
+        found.append(Variant(name, (*(f"{key}=" for key in drop), *assigned)))
+    return tuple(found)
+
+
+def _assignments(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and value of each change; a component's table, which has a name, is one."""
+    for key, value in table.items():
+        here = (*above, key)
+        if isinstance(value, Mapping) and value and "name" not in value:
+            yield from _assignments(value, here)
+        else:
+            yield ".".join(here), value
+
+
+def _label(value: Any) -> str:
+    """Returns a value as the names of variants show it: a component by its name and keys."""
+    if isinstance(value, Mapping) and "name" in value:
+        rest = ",".join(f"{key}={_label(each)}" for key, each in value.items() if key != "name")
+        return f"{value['name']}({rest})" if rest else str(value["name"])
+    return value if isinstance(value, str) else _inline(value)
+
+
+def _inline(value: Any) -> str:
+    """Returns a value as TOML on one line, tables in braces."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_bare(key)} = {_inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+
+
+def _bare(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
