@@ -103,6 +103,12 @@ class Algorithm:
             )
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether advantages compare the answers to one prompt; a class whose do not says so by
+        ``is_group_relative = False``."""
+        return self.advantage is not None and getattr(type(self.advantage), "is_group_relative", True)
+
+    @property
     def kl_in_loss(self) -> KLTerm | None:
         """The KL term if it is part of the loss."""
         return self.kl if self.kl is not None and self.kl.placement == "loss" else None

@@ -65,13 +65,11 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
 
 
 def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> list[Problem]:
-    advantage = algorithm.advantage
-    is_relative = advantage is not None and getattr(type(advantage), "is_group_relative", True)
-    if not is_relative or loop.samples_per_prompt >= 2 or data is not None:
+    if not algorithm.compares_groups or loop.samples_per_prompt >= 2 or data is not None:
         return []
     text = (
-        f"must be >= 2 for {label(advantage)}, got {loop.samples_per_prompt}; it compares the answers to one "
-        "prompt (a class that does not declares is_group_relative = False)."
+        f"must be >= 2 for {label(algorithm.advantage)}, got {loop.samples_per_prompt}; it compares the "
+        "answers to one prompt (a class that does not declares is_group_relative = False)."
     )
     return [Problem("loop", text, "samples_per_prompt")]
 

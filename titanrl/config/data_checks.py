@@ -11,6 +11,7 @@ from titanrl.registry import component_class, name_of, names
 
 if TYPE_CHECKING:
     from titanrl.algorithm import Algorithm
+    from titanrl.config.alerts import Alerts
     from titanrl.config.tables import Evaluation, Loop, Reward
     from titanrl.protocols import DataSettings, SourceSettings
 
@@ -56,6 +57,14 @@ def _keys_of_sampling(
         Problem(table, f"is not used with [data], got {value!r}; leave it out.", key)
         for table, settings, key in unused
         if (value := getattr(settings, key)) != type(settings).__dataclass_fields__[key].default
+    ]
+
+
+def _alerts(data: DataSettings | None, alerts: Alerts) -> list[Problem]:
+    if data is None or alerts == type(alerts)():
+        return []
+    return [
+        Problem("alerts", "must be absent with [data]: it watches how sampled answers change; remove it.")
     ]
 
 
@@ -144,6 +153,7 @@ DATA_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _prompts_or_data,
     _sampling,
     _keys_of_sampling,
+    _alerts,
     _held_out,
     _source_kinds,
     _pairs,

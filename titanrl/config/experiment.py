@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, cast
 
 from titanrl.algorithm import Algorithm
+from titanrl.config.alerts import Alerts
 from titanrl.config.checks import cross_problems
 from titanrl.config.engine_tables import (
     ActivationCheckpoint,
@@ -80,6 +81,8 @@ class Experiment:
     """What is recomputed to save memory."""
     report: Report = field(default_factory=Report)
     """What is shown and logged."""
+    alerts: Alerts = field(default_factory=Alerts)
+    """From when on a run of sampled answers is not well."""
 
     def __post_init__(self) -> None:
         if problems := cross_problems({each.name: getattr(self, each.name) for each in fields(self)}):

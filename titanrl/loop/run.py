@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from titanrl.config.dump import to_table
 from titanrl.engine import start
+from titanrl.errors import TrainingError
 from titanrl.loop import exchange
 from titanrl.loop.session import Feed, Session, open_session
+from titanrl.report.alerts import Watch
 from titanrl.report.folder import RunFolder
 from titanrl.report.recorder import Recorder
 
@@ -60,6 +63,9 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
     Args:
         experiment: a checked experiment.
         resume: carry on from the newest whole checkpoint of the newest run of that name.
+
+    Raises:
+        TrainingError: a step raised an alert that ends the run; its checkpoint is written.
     """
     experiment = copy.deepcopy(experiment)  # its controllers hold state
     table, report, steps = experiment.run, experiment.report, experiment.loop.steps
@@ -69,9 +75,10 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
         done = session.state.step
         if session.is_main and not resume:
             folder.write_identity(to_table(experiment), table.seed)
+        ended_by = ""
         with Recorder(
             folder, steps=steps, done=done, enabled=session.is_main,
-            tensorboard=report.tensorboard, progress=report.progress,
+            tensorboard=report.tensorboard, progress=report.progress, watch=_watch(experiment),
         ) as recorder:  # fmt: skip
             procedure.sync(session, done)
             if done == 0 and _is_due(session):
@@ -85,11 +92,33 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
                 if _is_due(session):
                     with clock("validate"):
                         metrics |= procedure.validate(session)
+                ended_by = _ended_by(recorder.alerts(step + 1, metrics), experiment)
                 with clock("checkpoint"):
-                    session.save()
+                    session.save(last=bool(ended_by))
                 recorder.step(step + 1, metrics, clock.seconds, samples)
+                if ended_by:
+                    break
             recorder.finish()
+    if ended_by:
+        raise TrainingError(
+            f"step {session.state.step} raised the alert {ended_by}, which [alerts] stop names; "
+            f"{folder.alerts} says why, and --resume goes on nonetheless."
+        )
     return folder.path
+
+
+def _watch(experiment: Experiment) -> Watch | None:
+    """Returns who raises alerts; None where answers are fixed."""
+    if experiment.data is not None:
+        return None
+    limits = experiment.alerts
+    return Watch(limits if experiment.algorithm.compares_groups else replace(limits, equal_groups=math.inf))
+
+
+def _ended_by(raised: Sequence[str], experiment: Experiment) -> str:
+    """Returns the first of the raised alerts that ends the run, the same on every rank; "" if none does."""
+    stops = experiment.alerts.stop
+    return str(exchange.agree(next((name for name in raised if name in stops), ""))) if stops else ""
 
 
 def _is_due(session: Session[Any]) -> bool:

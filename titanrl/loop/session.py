@@ -100,10 +100,10 @@ class Session(Generic[Feed]):
             if moved and "loss/entropy" in metrics:
                 algorithm.entropy.update(metrics["loss/entropy"], num_sequences, step)
 
-    def save(self) -> None:
-        """Writes a checkpoint if one is due."""
+    def save(self, *, last: bool = False) -> None:
+        """Writes a checkpoint if one is due, always after the last step."""
         step = self.state.step
-        self.engine.save(step, last=step == self.experiment.loop.steps)
+        self.engine.save(step, last=last or step == self.experiment.loop.steps)
 
     def close(self) -> None:
         if self.live_sampler is not None:

@@ -37,6 +37,7 @@ class RunFolder:
         self.config = path / "experiment.toml"
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
+        self.alerts = path / "alerts.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.curves = path / "curves.png"

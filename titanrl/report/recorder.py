@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.markup import escape
+
+from titanrl.report.alerts import Watch
 from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import read_jsonl
@@ -23,16 +26,25 @@ class Recorder:
     Args:
         folder: of the run. steps: of the whole run. done: steps finished before this process began.
         enabled: whether this rank records. tensorboard, progress: whether those are fed.
+        watch: raises alerts; None: nobody does.
     """
 
     def __init__(
-        self, folder: RunFolder, *, steps: int, done: int, enabled: bool, tensorboard: bool, progress: bool
+        self,
+        folder: RunFolder,
+        *,
+        steps: int,
+        done: int,
+        enabled: bool,
+        tensorboard: bool,
+        progress: bool,
+        watch: Watch | None = None,
     ) -> None:
         self.folder = folder
         # A resumed run writes the steps after its checkpoint again; step 0 is never written twice.
         self._first = done + 1 if done else 0
         self._tensorboard = tensorboard
-        self._enabled = enabled
+        self._enabled, self._watch = enabled, watch
         self._view = StepView(steps, start=done, enabled=enabled, live=progress)
         self._writers: Writers | None = None
 
@@ -40,6 +52,9 @@ class Recorder:
         if self._enabled:
             self._writers = Writers(self.folder, first_step=self._first, tensorboard=self._tensorboard)
             self._writers.text("experiment", self.folder.config.read_text())
+            if self._watch is not None:  # What is left of an interrupted run is its past.
+                for line in read_jsonl(self.folder.metrics):
+                    self._watch.see(int(line["step"]), line)
         self._view.__enter__()
         return self
 
@@ -54,7 +69,22 @@ class Recorder:
         """Records the validation before the first step."""
         if self._writers is not None and metrics:
             self._writers.scalars(0, metrics)
+            self.alerts(0, metrics)
             self._view.message(f"validation before training: {_verdict(metrics)}")
+
+    def alerts(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """Records the alerts that a step raises; returns their names, none where this rank does not record.
+
+        Args:
+            step: steps finished. metrics: all of the step, the validation's too.
+        """
+        if self._writers is None or self._watch is None:
+            return []
+        raised = self._watch.see(step, metrics)
+        for alert in raised:
+            self._writers.alert(step, alert)
+            self._view.message(f"[bold yellow]alert {alert.name}[/] in step {step}: {escape(alert.message)}")
+        return [alert.name for alert in raised]
 
     def step(
         self,

@@ -1,10 +1,11 @@
-"""Where a step's numbers and samples go: TensorBoard, metrics.jsonl, samples.jsonl. Rank 0 only."""
+"""Where a step's numbers, samples and alerts go: TensorBoard and JSON lines. Rank 0 only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from titanrl.report.alerts import Alert
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import JsonLines
 
@@ -22,6 +23,7 @@ class Writers:
     def __init__(self, folder: RunFolder, *, first_step: int = 0, tensorboard: bool = True) -> None:
         self._metrics = JsonLines(folder.metrics, first_step)
         self._samples = JsonLines(folder.samples, first_step)
+        self._alerts = JsonLines(folder.alerts, first_step)
         self._board: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -43,6 +45,13 @@ class Writers:
         if self._board is not None and rows:
             self._board.add_text("samples", "\n\n---\n\n".join(_markdown(row) for row in rows[:3]), step)
 
+    def alert(self, step: int, alert: Alert) -> None:
+        """Writes an alert that a step raised."""
+        self._alerts.write({"step": step, **alert._asdict()})
+        if self._board is not None:
+            self._board.add_text(f"alerts/{alert.name}", alert.message, step)
+            self._board.flush()
+
     def text(self, name: str, text: str) -> None:
         """Writes a text, such as the resolved experiment file, to TensorBoard."""
         if self._board is not None:
@@ -51,6 +60,7 @@ class Writers:
     def close(self) -> None:
         self._metrics.close()
         self._samples.close()
+        self._alerts.close()
         if self._board is not None:
             self._board.close()
 

@@ -47,6 +47,7 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
             ["loop.samples_per_prompt=4"],
             "[loop] samples_per_prompt is not used with [data], got 4; leave it out.",
         ),
+        (["alerts.kl=1.0"], "[alerts] must be absent with [data]: it watches how sampled answers change"),
         (
             [HELD_OUT("preference"), "evaluation.temperature=1"],
             "[evaluation] temperature is not used with [data], got 1.0; leave it out.",

@@ -13,6 +13,7 @@ import pytest
 
 from titanrl.algorithm import Algorithm, KLTerm
 from titanrl.config import Experiment, engine_tables, tables
+from titanrl.config.alerts import Alerts
 from titanrl.config.docs import default_of, key_docs, type_name
 from titanrl.config.rft import RFT
 from titanrl.decode import element, settable
@@ -22,7 +23,7 @@ SNAPSHOT = Path(__file__).with_name("defaults.json")
 
 ENGINE_TABLES = [getattr(engine_tables, name) for name in engine_tables.__all__]
 OWN_TABLES = [getattr(tables, name) for name in tables.__all__]
-TABLES = [Experiment, Algorithm, KLTerm, RFT, *OWN_TABLES, *ENGINE_TABLES]
+TABLES = [Experiment, Algorithm, KLTerm, Alerts, RFT, *OWN_TABLES, *ENGINE_TABLES]
 
 
 def torchtitan_classes() -> dict[str, list[type]]:

@@ -1,0 +1,35 @@
+"""Alerts of a whole run on the tiny model: told once everywhere, and the end of it where the file says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.test_training import file, lines  # noqa: F401
+from titanrl.config import load
+from titanrl.errors import TrainingError
+from titanrl.loop import loop
+
+OVERRIDES = [
+    "alerts.window=1", "alerts.entropy=100.0", "alerts.kl=1e-4", "alerts.stop=['kl']", "evaluation=",
+    "checkpoint.interval=50", "report.tensorboard=true",
+]  # fmt: skip
+
+
+def test_alerts_are_told_once_and_may_end_the_run_which_then_resumes(file, tmp_path, capsys):  # noqa: F811
+    experiment = load(file, OVERRIDES)
+    with pytest.raises(TrainingError, match=r"step 2 raised the alert kl, which \[alerts\] stop names"):
+        loop.train(experiment)
+    run = tmp_path / "runs" / "tiny"
+    told = [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")]
+    assert told == [(1, "entropy"), (2, "kl")]
+    shown = capsys.readouterr().out
+    assert shown.count("alert entropy in step 1: loss/entropy is") == 1
+    assert shown.count("alert kl in step 2") == 1
+    board = b"".join(path.read_bytes() for path in (run / "tensorboard").iterdir())
+    assert b"alerts/entropy" in board
+    assert b"alerts/kl" in board
+    assert len(lines(run)) == 2
+    # The step that ended it has a checkpoint, and what stood then is no news.
+    loop.train(experiment, resume=True)
+    assert [row["step"] for row in lines(run)] == [1, 2, 3, 4]
+    assert [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")] == told

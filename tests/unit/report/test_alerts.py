@@ -1,0 +1,129 @@
+"""Every alert by a trace of metrics that raises it and one that does not; once each, also after a resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+
+import pytest
+
+from titanrl.config.alerts import Alerts
+from titanrl.decode import decode
+from titanrl.errors import ConfigError
+from titanrl.report.alerts import Watch
+
+LIMITS = Alerts(window=2)
+
+
+def raised(steps: Iterable[Mapping[str, float | None]], limits: Alerts = LIMITS) -> list[tuple[int, str]]:
+    """Returns (step, alert) of a run whose steps 1, 2, ... report these metrics."""
+    watch = Watch(limits)
+    return [(step, alert.name) for step, each in enumerate(steps, 1) for alert in watch.see(step, each)]
+
+
+def trace(metric: str, *values: float | None) -> list[dict[str, float | None]]:
+    return [{metric: value} for value in values]
+
+
+BOUNDS = {
+    "kl": ("kl/value", 5.0, 1),
+    "entropy": ("loss/entropy", 0.02, -1),
+    "equal_groups": ("advantage/frac_zero_std", 0.9, 1),
+    "clip_fraction": ("loss/clip_fraction", 0.5, 1),
+    "logprob_gap": ("sample/logprob_gap", 0.1, 1),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_mean_over_the_window_beyond_its_limit_raises_the_alert_once(name):
+    metric, limit, side = BOUNDS[name]
+    # One spike that the window's mean takes back, then two steps whose mean is beyond the limit.
+    step = side * 0.01 * limit
+    values = [limit, limit + step, limit - 2 * step, *repeat(limit + 3 * step, 3)]
+    assert raised(trace(metric, *values)) == [(2, name), (4, name)]
+    assert raised(trace(metric, *repeat(limit, 6))) == []
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_alert_that_is_off_is_never_raised(name):
+    metric, _, side = BOUNDS[name]
+    off = math.inf if side > 0 else 0.0
+    steps = trace(metric, *repeat(1e6 if side > 0 else 0.0, 6))
+    assert raised(steps) == [(2, name)]
+    assert raised(steps, Alerts(window=2, **{name: off})) == []
+
+
+def test_alert_is_raised_again_after_its_condition_has_ended():
+    assert raised(trace("kl/value", 9, 9, 9, 0, 0, 9, 9, 9)) == [(2, "kl"), (7, "kl")]
+
+
+def test_metrics_that_are_absent_or_not_finite_leave_no_trace():
+    assert raised(trace("kl/value", 9.0, None, math.nan, 9.0)) == [(4, "kl")]
+    assert raised([{"kl/value": 9.0}, {}, {}]) == []
+
+
+def test_length_that_doubles_from_window_to_window_is_an_explosion_and_steady_growth_is_not():
+    name, metric = "length_growth", "sample/response_tokens_mean"
+    assert raised(trace(metric, 10, 10, 20, 20)) == []
+    assert raised(trace(metric, 10, 10, 20, 21)) == [(4, name)]
+    assert raised(trace(metric, *(10 * 1.3**step for step in range(12)))) == []  # 1.69 a window
+    assert raised(trace(metric, 1, 1, 9, 9), Alerts(window=2, length_growth=math.inf)) == []
+
+
+def judged(rewards: Sequence[float], scores: Mapping[int, float], std: float = 1.0) -> list[dict[str, float]]:
+    """Returns the steps of a run with these training rewards, and these held-out scores by step."""
+    return [
+        {"reward/mean": reward, "reward/std": std} | ({"eval/score": scores[step]} if step in scores else {})
+        for step, reward in enumerate(rewards, 1)
+    ]
+
+
+RISING = (0.0, 0.0, 0.3, 0.6, 0.9, 1.2)
+
+
+def test_reward_that_rises_while_the_held_out_score_stands_is_hacking():
+    name = "reward_hacking"
+    # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in deviations of 1 and of 3.
+    assert raised(judged(RISING, {2: 0.3, 4: 0.3, 6: 0.3})) == [(6, name)]
+    assert raised(judged(RISING, {2: 0.3, 4: 0.3, 6: 0.3}, std=3.0)) == []
+    assert raised(judged(RISING, {2: 0.3, 4: 0.2, 6: 0.31})) == []  # beaten in the end
+    assert raised(judged(RISING, {2: 0.3})) == []  # not judged since
+    assert raised(judged([1.0] * 6, {2: 0.3, 6: 0.1})) == []  # worse, but nothing is gained by it
+    assert raised(judged(RISING, {2: 0.3, 6: 0.3}), Alerts(window=2, reward_hacking=math.inf)) == []
+
+
+def test_hacking_is_measured_from_the_best_score_on_and_from_the_first_steps_if_that_was_before_them():
+    assert raised(judged((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
+    watch = Watch(LIMITS)
+    watch.see(0, {"eval/score": 0.4})
+    steps = judged(RISING, {6: 0.4})
+    assert [[alert.name for alert in watch.see(step, each)] for step, each in enumerate(steps, 1)][-1] == [
+        "reward_hacking"
+    ]
+
+
+def test_resumed_run_that_sees_the_earlier_steps_again_raises_what_the_whole_one_would():
+    steps = [
+        {**each, "kl/value": kl}
+        for each, kl in zip(judged(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
+    ]
+    whole = Watch(LIMITS)
+    found = [whole.see(step, each) for step, each in enumerate(steps)]
+    for stop in range(len(steps)):
+        resumed = Watch(LIMITS)
+        assert [resumed.see(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
+
+
+def test_alert_says_what_was_seen_and_its_limit():
+    watch = Watch(Alerts(window=1, kl=2.0))
+    (alert,) = watch.see(7, {"kl/value": 3.25})
+    assert (alert.value, alert.limit) == (3.25, 2.0)
+    assert alert.message.startswith("kl/value is 3.25, above 2: ")
+
+
+def test_run_cannot_be_stopped_by_an_alert_that_is_off_or_unknown():
+    with pytest.raises(ConfigError, match="stop must name alerts that are on, got 'kl'"):
+        decode(Alerts, {"kl": math.inf, "stop": ["kl"]})
+    with pytest.raises(ConfigError, match="stop"):
+        decode(Alerts, {"stop": ["kll"]})
