@@ -1,4 +1,4 @@
-"""``titanrl report``: the curves of one or several runs as a picture."""
+"""``titanrl report``: one or several runs as a page, or their curves as a picture."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import Annotated
 
 import typer
 
+from titanrl.lazy import lazy_torch
+
 __all__ = ["report"]
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Picture to write (.png, .svg, .pdf).")] = Path(
-        "curves.png"
-    ),
+    to: Annotated[
+        Path, typer.Option("--to", help="Page (.html), or picture of the main curves (.png, .svg, .pdf).")
+    ] = Path("report.html"),
 ) -> None:
-    """Draw the curves of runs, overlaid: held-out score, reward, length, KL, entropy, gradient norm."""
-    from titanrl.report.curves import plot
+    """Show runs, overlaid, on one page that needs no network: results, curves, times, samples, settings."""
+    if to.suffix == ".html":
+        from titanrl.report.run_report import write_report
 
-    typer.echo(f"{plot(runs, to)} is ready.")
+        lazy_torch()
+        write_report(runs, to)
+    else:
+        from titanrl.report.curves import plot
+
+        plot(runs, to)
+    typer.echo(f"{to} is ready.")

@@ -9,8 +9,9 @@ from titanrl.loop import exchange, offline
 from titanrl.loop.evaluation import evaluate
 from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock, Procedure, run
+from titanrl.loop.sample_rows import sample_rows
 from titanrl.loop.session import Session
-from titanrl.loop.stages import batch_metrics, local_rows, sample, sample_rows, score, sync
+from titanrl.loop.stages import batch_metrics, local_rows, sample, score, sync
 from titanrl.loop.step import estimated, optimize
 from titanrl.metrics import means
 from titanrl.schema import check
@@ -72,7 +73,7 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
     metrics = batch_metrics(whole) | failures | metrics | means(sums) | {"sample/redraws": float(draw)}
     session.control(metrics, num_sequences=len(whole), step=step)
     shown = _with_advantage(local, batch)
-    return metrics, sample_rows(shown, session.experiment.report.samples_per_step)
+    return metrics, sample_rows(shown, session.experiment.report.samples_per_step, session.tokens.pieces)
 
 
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:

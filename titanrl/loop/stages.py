@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from titanrl.loop.session import Session
     from titanrl.protocols import PromptRow, Sample
 
-__all__ = ["batch_metrics", "local_rows", "sample", "sample_rows", "score", "score_models", "sync"]
+__all__ = ["batch_metrics", "local_rows", "sample", "score", "score_models", "sync"]
 
 
 def local_rows(session: Session, first_group: int) -> list[PromptRow]:
@@ -106,35 +106,14 @@ def sync(session: Session[Any], version: int) -> None:
     session.sampler.load(session.engine.weights(session.sampler.weight_dtype), version=version)
 
 
-def sample_rows(batch: TensorDict, count: int) -> list[dict[str, Any]]:
-    """Returns the first ``count`` rows of a batch that holds texts, as samples.jsonl shows them.
-
-    Without rewards or advantages in the batch, their keys are left out.
-    """
-    rows: list[dict[str, Any]] = []
-    reasons = ("stop", "length", "abort")
-    for index in range(min(count, batch.shape[0])):
-        row = batch[index]
-        mask = row["loss_mask"]
-        shown = {name: batch["text", name][index] for name in ("prompt", "response", "answer")}
-        if "reward" in batch:
-            shown["reward"] = float(row["reward"])
-            shown["rewards"] = {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())}
-        if "advantage" in batch:
-            shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
-        shown["finish_reason"] = reasons[int(row["finish_reason"])]
-        shown |= {"response_tokens": int(mask.sum()), "group": int(row["group_id"])}
-        rows.append(shown)
-    return rows
-
-
 def batch_metrics(batch: TensorDict) -> dict[str, float]:
     """Returns what the global batch says of sampling and rewards, before any filter."""
     lengths = batch["loss_mask"].sum(1).float()
     metrics = {
         "sample/response_tokens_mean": float(lengths.mean()),
         "sample/response_tokens_max": float(lengths.max()),
-        "sample/response_tokens_p95": float(torch.quantile(lengths, 0.95)),
+        "sample/response_tokens_p50": float(lengths.quantile(0.5)),
+        "sample/response_tokens_p95": float(lengths.quantile(0.95)),
         "sample/truncated_fraction": float((batch["finish_reason"] == 1).float().mean()),
         "sample/tokens": float(lengths.sum()),
     }

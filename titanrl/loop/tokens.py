@@ -104,6 +104,16 @@ class Tokens:
         """Returns a prompt as text, special tokens shown."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the text of each token, spaces and special tokens as they stand in the whole."""
+        # Some tokenizers drop the space before a token that stands alone, so each follows its predecessor.
+        found, before = [], ""
+        for i, token in enumerate(ids):
+            pair = self.decode_prompt([*ids[max(i - 1, 0) : i], token])
+            found.append(pair[len(before) :])
+            before = self.decode_prompt([token])
+        return found
+
 
 def _eos_ids(folder: Path, tokenizer: object) -> tuple[int, ...]:
     """Returns every id that ends an answer: the tokenizer's and those of generation_config.json."""

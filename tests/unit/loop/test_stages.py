@@ -11,7 +11,8 @@ from tensordict import TensorDict
 
 from titanrl import build
 from titanrl.config.tables import Reward
-from titanrl.loop.stages import batch_metrics, sample, sample_rows, score
+from titanrl.loop.sample_rows import sample_rows
+from titanrl.loop.stages import batch_metrics, sample, score
 from titanrl.protocols import PromptRow, Sample
 
 
@@ -38,6 +39,10 @@ def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob
         scores_greedy=greedy,
         scored_keys=frozenset(),
     )
+
+
+def letters(ids: Sequence[int]) -> list[str]:
+    return ["a"] * len(ids)
 
 
 def rows() -> list[PromptRow]:
@@ -96,9 +101,9 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
     assert failures == {}
     assert not {"reward", "rewards"} & set(scored.keys())
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
-    (shown,) = sample_rows(scored, 1)
+    (shown,) = sample_rows(scored, 1, letters)
     assert shown.keys() == {
-        "prompt", "response", "answer", "finish_reason", "response_tokens", "group",
+        "prompt", "response", "answer", "finish_reason", "response_tokens", "group", "tokens",
     }  # fmt: skip
 
 
@@ -106,5 +111,18 @@ def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
     scored, _ = score(live, sample(live, [PromptRow(prompt_ids=[5], group=0, sample=3)], step=0)[0])
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
-    (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5)
+    (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
+    assert shown["tokens"] == {"text": ["a"] * 4, "logprob": [-0.5] * 4, "advantage": [1.0, 2.0, 3.0, 6.0]}
+
+
+def test_first_rows_keep_what_each_trained_token_got() -> None:
+    scored, _ = score(session(), sample(session(), rows()[2:3] * 3, step=0)[0])
+    mask = scored["loss_mask"]
+    scored["old_logprob"] = torch.where(mask, torch.tensor([0.0, -0.5, -0.4, -torch.inf]), 7.0)
+    scored["ref_logprob"] = torch.where(mask, -1.0, 7.0)
+    first, second, third = sample_rows(scored, 3, letters)
+    assert first["tokens"]["log_ratio"] == [0.0, 0.1, None]
+    assert first["tokens"]["ref_log_ratio"] == [0.5, 0.6, None]
+    assert "tokens" in second
+    assert "tokens" not in third

@@ -1,0 +1,196 @@
+"""The page of a run: what stands on it, and that a browser draws it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanrl.report.html import number, script_json
+from titanrl.report.jsonl import JsonLines
+from titanrl.report.panels import groups, other_panels
+from titanrl.report.record import RunRecord, read_runs
+from titanrl.report.run_report import flattened, write_report
+from titanrl.report.samples import MAX_SAMPLES, sample_browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FILE = """
+[run]
+seed = {seed}
+[model]
+path = "models/tiny"
+[prompts]
+name = "jsonl"
+path = "prompts.jsonl"
+[sampler]
+name = "torch"
+[[reward]]
+name = "repetition"
+[[reward]]
+name = "format_regex"
+label = "short"
+pattern = ".{{0,4}}"
+[algorithm.advantage]
+name = "grpo"
+[algorithm.loss]
+name = "ppo_clip"
+[algorithm.aggregation]
+name = "token_mean"
+[loop]
+steps = 4
+prompts_per_step = 2
+"""
+
+
+def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
+    """Three of four steps, the middle one with a number that was not finite."""
+    metrics, samples = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "samples.jsonl")
+    (folder / "experiment.toml").write_text(FILE.format(seed=seed))
+    metrics.write({"step": 0, "eval/score": 0.1, "eval/score_low": 0.05, "eval/score_high": 0.2})
+    for step in range(1, 4):
+        times = {"time/sample_seconds": 3.0, "time/update_seconds": 1.0, "time/step_seconds": 4.0}
+        rewards = {"reward/mean": step / 4, "reward/repetition": 0.5, "reward/short": step / 2}
+        kl = float("nan") if step == 2 else 0.1
+        metrics.write({"step": step, **times, **rewards, "kl/value": kl, "sample/redraws": 0.0})
+        tokens = {"text": ["fou", "r"], "advantage": [1.0, -0.5], "logprob": [-0.1, None]}
+        row = {"prompt": "2 + 2", "response": answer, "reward": step / 4, "finish_reason": "stop"}
+        samples.write({"step": step, **row, "tokens": tokens})
+    metrics.close()
+    samples.close()
+    return folder
+
+
+def test_page_is_one_file_with_the_facts_of_its_runs(tmp_path: Path) -> None:
+    first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=7)
+    alerts = JsonLines(first / "alerts.jsonl")
+    alerts.write({"step": 2, "name": "kl_high", "message": "KL is <huge>"})
+    alerts.close()
+    text = write_report([first, second], tmp_path / "out" / "page.html").read_text()
+    plain = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"(src|href)=[\"']?(https?:|//)", plain)
+    for fact in ("grpo + ppo_clip + token_mean", "3 of 4", "0.100 (0.050 to 0.200)", "KL is &lt;huge&gt;"):
+        assert fact in plain
+    assert "75.0%" in plain  # the sampler's share of the time
+    assert re.search(r"<td>run.seed</td>\s*<td class=\"number\">0</td><td class=\"number\">7</td>", plain)
+    for key in ("old_logprob", "rewards.short", "loss_weight"):
+        assert f'class="key">{key}</text>' in plain
+
+
+class Embedded(HTMLParser):
+    """The JSON scripts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+        self.inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag == "script" and ("type", "application/json") in attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.found.append(json.loads(data))
+            self.inside = False
+
+
+def test_an_answer_cannot_leave_its_script(tmp_path: Path) -> None:
+    answer = "</script><script>alert(1)</script> & <!-- <b>"
+    samples = Embedded(sample_browser([RunRecord.read(a_run(tmp_path / "a", answer=answer))])).found[0]
+    assert samples[0]["response"] == answer
+    assert json.loads(script_json({"x": "<\u2028é"})) == {"x": "<\u2028é"}
+
+
+def test_long_runs_keep_samples_of_evenly_spread_steps(tmp_path: Path) -> None:
+    run = RunRecord(name="a", path=tmp_path, table={}, metrics=[])
+    run.samples.extend({"step": i // 10, "prompt": "", "response": ""} for i in range(30_000))
+    samples = Embedded(sample_browser([run])).found[0]
+    assert len(Embedded(sample_browser([replace(run, samples=run.samples[:120])])).found[0]) == 120
+    steps = sorted({row["step"] for row in samples})
+    assert MAX_SAMPLES * 0.9 < len(samples) <= MAX_SAMPLES
+    assert (steps[0], steps[-1]) == (0, 2999)
+    assert {later - earlier for earlier, later in pairwise(steps)} <= {20, 21}
+
+
+def test_each_metric_has_one_place(tmp_path: Path) -> None:
+    run = RunRecord.read(a_run(tmp_path / "a"))
+    placed = [key for panels in groups([run]).values() for panel in panels for key in panel.keys]
+    others = [key for panel in other_panels([run]) for key in panel.keys]
+    assert len(placed) == len(set(placed))
+    assert {"reward/repetition", "reward/short", "eval/score"} <= set(placed)
+    assert others == ["sample/redraws"]
+
+
+def test_series_leaves_out_steps_without_a_number(tmp_path: Path) -> None:
+    run = RunRecord.read(a_run(tmp_path / "a"))
+    assert run.series("kl/value", "reward/mean") == ([1, 3], [[0.1, 0.1], [0.25, 0.75]])
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    runs = read_runs([a_run(tmp_path / "x" / "a"), a_run(tmp_path / "y" / "a"), a_run(tmp_path / "b")])
+    assert [run.name for run in runs] == [str(tmp_path / "x" / "a"), str(tmp_path / "y" / "a"), "b"]
+
+
+def test_files_flatten_to_dotted_keys() -> None:
+    table = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}, {"e": "y"}]}
+    assert flattened(table) == {"a.b": 1, "a.c": "[1, 2]", "d.0.e": "x", "d.1.e": "y"}
+
+
+def test_numbers_of_tables_are_short() -> None:
+    assert [number(each) for each in (0.123456, 12345678, None, 1e-9, "<")] == [
+        "0.1235", "12345678", "–", "1e-09", "<",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium")
+@pytest.mark.parametrize("width", [1400, 500])
+def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> None:
+    page = write_report([a_run(tmp_path / "a"), a_run(tmp_path / "b")], tmp_path / "page.html")
+    probe = """<script>
+      const faults = [];
+      addEventListener("error", (event) => faults.push(event.message));
+      addEventListener("unhandledrejection", (event) => faults.push(String(event.reason)));
+      const wait = () => {
+        const all = document.querySelectorAll(".figure:not(details *)");
+        const drawn = [...all].filter((each) => each.dataset.drawn && each.offsetHeight > 100);
+        if (drawn.length < all.length && !faults.length) return setTimeout(wait, 100);
+        const set = (name, value) => {
+          const form = document.querySelector("form.filters");
+          form.elements[name].value = value;
+          form.dispatchEvent(new Event("input"));
+          return document.querySelectorAll(".samples article").length;
+        };
+        document.querySelector(".legend button[data-name=b]").click();
+        const lines = Bokeh.documents.flatMap((each) => each.roots()).flatMap((each) => each.renderers ?? []);
+        document.body.dataset.probe = JSON.stringify({
+          faults, figures: all.length, drawn: drawn.length, spill: document.body.scrollWidth - innerWidth,
+          articles: [set("first", 2), set("run", "a"), set("low", 0.6), set("ending", "stop")],
+          coloured: document.querySelectorAll(".samples pre span[style]").length,
+          hidden: lines.filter((each) => each.name === "b").map((each) => each.visible),
+        });
+      };
+      addEventListener("load", wait);
+    </script></head>"""
+    page.write_text(page.read_text().replace("</head>", probe, 1))
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000",
+               f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},9000", "--dump-dom",
+               page.as_uri()]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r'data-probe="([^"]*)"', dom)
+    assert found is not None, dom[-2000:]
+    seen = json.loads(found[1].replace("&quot;", '"'))
+    assert seen["faults"] == []
+    assert seen["figures"] == seen["drawn"] >= 5
+    assert seen["spill"] <= 0
+    assert seen["articles"] == [4, 2, 1, 1]
+    assert seen["coloured"] == 2
+    assert set(seen["hidden"]) == {False}

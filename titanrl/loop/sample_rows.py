@@ -1,0 +1,67 @@
+"""A few rows of a step as samples.jsonl shows them: texts, rewards, and what single tokens got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+__all__ = ["sample_rows"]
+
+TOKEN_ROWS = 2
+"""Rows of a step whose tokens are kept with their numbers: ten times a row's text."""
+REASONS = ("stop", "length", "abort")
+
+
+def sample_rows(
+    batch: TensorDict, count: int, pieces: Callable[[Sequence[int]], list[str]]
+) -> list[dict[str, Any]]:
+    """Returns the first ``count`` rows of a batch that holds texts.
+
+    Without rewards or advantages in the batch, their keys are left out. The first rows hold ``tokens``, lists
+    with an entry for each trained token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
+    ``log_ratio`` (trainer to sampler, before the update) and ``ref_log_ratio`` (policy to reference), as far
+    as the batch has them.
+
+    Args:
+        pieces: token ids -> the text of each.
+    """
+    rows: list[dict[str, Any]] = []
+    for index in range(min(count, batch.shape[0])):
+        row = batch[index]
+        mask = row["loss_mask"]
+        shown = {name: batch["text", name][index] for name in ("prompt", "response", "answer")}
+        if "reward" in batch:
+            shown["reward"] = float(row["reward"])
+            shown["rewards"] = {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())}
+        if "advantage" in batch:
+            shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
+        shown["finish_reason"] = REASONS[int(row["finish_reason"])]
+        shown |= {"response_tokens": int(mask.sum()), "group": int(row["group_id"])}
+        if index < TOKEN_ROWS:
+            shown["tokens"] = {"text": pieces(row["labels"][mask].tolist()), **_token_numbers(row)}
+        rows.append(shown)
+    return rows
+
+
+def _token_numbers(row: TensorDict) -> dict[str, list[float | None]]:
+    """Returns the numbers of the trained tokens of one row, [L] each."""
+    numbers = {"logprob": row["sampler_logprob"]}
+    if "advantage" in row:
+        numbers["advantage"] = row["advantage"]
+    if "old_logprob" in row:
+        numbers["log_ratio"] = row["old_logprob"] - row["sampler_logprob"]
+    if "ref_logprob" in row:
+        numbers["ref_log_ratio"] = row.get("old_logprob", row["sampler_logprob"]) - row["ref_logprob"]
+    return {name: _rounded(each[row["loss_mask"]]) for name, each in numbers.items()}
+
+
+def _rounded(values: torch.Tensor) -> list[float | None]:
+    """Returns numbers with four digits; those that JSON lacks as None."""
+    return [
+        float(f"{value:.4g}") if finite else None
+        for value, finite in zip(values.tolist(), values.isfinite().tolist(), strict=True)
+    ]
