@@ -115,7 +115,7 @@ def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
     name = rest.pop("name", None)
     known = names(kind)
     if name is None:
-        typed = [key for key in rest if near(key, ["name"]) == ["name"]]
+        typed = near("name", rest)
         hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
         raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
     if name not in known:

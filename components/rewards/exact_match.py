@@ -41,18 +41,24 @@ class ExactMatch:
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
         return torch.tensor([float(self._is_right(*pair)) for pair in pairs], dtype=torch.float32)
 
-    def _is_right(self, response: str, answer: str) -> bool:
+    def answer_of(self, response: str) -> str | float | None:
+        """Returns what is compared, None where nothing is found: answers that say the same vote together."""
         if self.extract == "number":
-            found, wanted = last_number(response), last_number(answer)
+            found = last_number(response)
             # Numbers beyond the range of floats would all be equal as infinities.
-            return found is not None and found == wanted and math.isfinite(found)
+            return found if found is not None and math.isfinite(found) else None
         if self.extract == "boxed":
             text = last_boxed(response)
         elif self.extract == "answer_tag":
             text = last_tag(response, "answer")
         else:
             text = response
-        return text is not None and self._normal(text) == self._normal(answer)
+        return None if text is None else self._normal(text)
+
+    def _is_right(self, response: str, answer: str) -> bool:
+        found = self.answer_of(response)
+        wanted = last_number(answer) if self.extract == "number" else self._normal(answer)
+        return found is not None and found == wanted
 
     def _normal(self, text: str) -> str:
         text = " ".join(text.split())

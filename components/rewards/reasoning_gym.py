@@ -53,6 +53,10 @@ class ReasoningGym:
         check_range(self, "deadline_seconds", "(0, inf)")
         check_range(self, "failure", "(-inf, inf)")
 
+    def answer_of(self, response: str) -> str | None:
+        """Returns what is scored, None where nothing is found: answers that say the same vote together."""
+        return extracted(self.extract, response)
+
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""
         import torch

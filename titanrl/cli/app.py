@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from titanrl import __version__
-from titanrl.cli import ablate, check, components, model, report, rft, train
+from titanrl.cli import ablate, check, components, evaluate, model, pipeline, report, rft, train
 from titanrl.errors import ConfigError, TrainingError
 
 __all__ = ["app", "main"]
@@ -60,6 +60,8 @@ app.command("components")(components.components)
 app.add_typer(model.models, name="model")
 app.command("export")(model.export)
 app.command("rft")(rft.rft)
+app.command("evaluate")(evaluate.evaluate)
+app.command("pipeline")(pipeline.pipeline)
 app.command("report")(report.report)
 app.command("ablate")(ablate.ablate)
 

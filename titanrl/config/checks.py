@@ -106,13 +106,20 @@ def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
 
 def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Problem]:
     labels = [each.label for each in reward]
-    if evaluation is None or evaluation.prompts is None or (labels and evaluation.reward in (None, *labels)):
+    if evaluation is None or evaluation.prompts is None:
         return []
     if not labels:
         return [Problem("evaluation", "needs a [[reward]] that scores the answers; add one.")]
-    hint = f"{suggest(evaluation.reward or '', labels)} Labels: {', '.join(labels)}."
-    text = f"must be the label of a [[reward]], got {evaluation.reward!r}{hint}"
-    return [Problem("evaluation", text, "reward")]
+    return [
+        Problem(
+            "evaluation",
+            f"must be the label of a [[reward]], got {named!r}{suggest(named, labels)} "
+            f"Labels: {', '.join(labels)}.",
+            key,
+        )
+        for key, named in (("reward", evaluation.reward), ("selector", evaluation.selector))
+        if named is not None and named not in labels
+    ]
 
 
 def _entropy_controller(algorithm: Algorithm) -> list[Problem]:

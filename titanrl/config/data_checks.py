@@ -50,7 +50,8 @@ def _keys_of_sampling(
         return []
     unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
     if evaluation is not None and evaluation.prompts is None:
-        unused += [("evaluation", evaluation, key) for key in ("samples_per_prompt", "temperature", "reward")]
+        keys = ("samples_per_prompt", "temperature", "reward", "selector")
+        unused += [("evaluation", evaluation, key) for key in keys]
     if sampler is not None:
         unused.append(("sampler", sampler, "temperature"))
     return [

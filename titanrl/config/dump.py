@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ import tomli_w
 from titanrl.decode import Component, Extended, element, settable
 from titanrl.registry import name_of
 
-__all__ = ["dumps", "to_table"]
+__all__ = ["difference", "dumps", "to_table"]
+
+SHOWN = 5
+"""Keys that a difference names; the others it counts."""
 
 
 def to_table(value: Any) -> Any:
@@ -51,3 +55,24 @@ def _marked(value: Any, marker: Component | Extended | None) -> Any:
 def dumps(value: Any) -> str:
     """Returns the resolved file as TOML text."""
     return tomli_w.dumps(to_table(value), multiline_strings=False)
+
+
+def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
+    """Returns the dotted keys in which two tables of plain values differ, as messages name them; "" if none.
+
+    An array counts as one value.
+    """
+    keys = _differing(left, right)
+    more = len(keys) - SHOWN
+    return ", ".join(keys[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key in dict.fromkeys([*left, *right]):
+        one, other = left.get(key), right.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += [f"{key}.{inner}" for inner in _differing(one, other)]
+        elif one != other:
+            found.append(key)
+    return found

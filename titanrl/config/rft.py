@@ -76,8 +76,8 @@ def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Rewar
     return [
         Problem(
             "rft",
-            f"must name the label of a [[reward]], got {label!r}{suggest(label, labels)} "
-            f"Labels: {', '.join(labels)}.",
+            f"must name the label of a [[reward]], got {label!r}"
+            f"{suggest(label, labels) or ';'} labels: {', '.join(labels)}.",
             key,
         )
         for key, label in [*named, *(("least", label) for label in rft.least)]

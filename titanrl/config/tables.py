@@ -176,6 +176,9 @@ class Evaluation:
     """Sampling temperature, >= 0; 0: greedy."""
     reward: str | None = None
     """Label of the [[reward]] whose raw value is the held-out score; omitted: the first one."""
+    selector: str | None = None
+    """Label of the [[reward]], a reward model or a verifier, by whose raw value the best of several answers
+    is chosen; omitted: no best-of-N score. It needs more than one answer to each prompt."""
 
     def __post_init__(self) -> None:
         check_range(self, "every", "[0, inf)")
@@ -186,6 +189,11 @@ class Evaluation:
             raise ValueError(
                 f"samples_per_prompt must be 1 at temperature 0, got {self.samples_per_prompt}; "
                 "greedy answers are all the same, so raise the temperature."
+            )
+        if self.selector is not None and self.samples_per_prompt == 1:
+            raise ValueError(
+                f"selector must be left out with samples_per_prompt = 1, got {self.selector!r}; there is "
+                "nothing to choose from."
             )
 
 

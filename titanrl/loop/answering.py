@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -61,21 +61,25 @@ class Respondent:
         self.engine.close()
 
 
-def open_respondent(experiment: Experiment, checkpoint: Path | None = None) -> Respondent:
+def open_respondent(experiment: Experiment, run: Path | None = None) -> Respondent:
     """Returns the policy of an experiment with its sampler, and without reference, teacher and critic.
 
     Args:
-        checkpoint: of a run; None: the weights are those of [model] path.
+        run: folder of a run, whose newest checkpoint it is; None: the weights are those of [model] path.
+
+    Raises:
+        ConfigError: the run holds no whole checkpoint.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
     from titanrl.engine.restore import load_weights
+    from titanrl.loop.export import checkpoint_of
 
     set_threads()
     torch.manual_seed(experiment.run.seed)
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
     engine = Engine(replace(EngineConfig.of(experiment), critic=None, frozen={}))
-    if checkpoint is not None:
-        load_weights(engine.modules, checkpoint)
+    if run is not None:
+        load_weights(engine.modules, checkpoint_of(run))
     sampler = start_sampler(experiment, engine, tokens)
     assert sampler is not None
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
@@ -83,7 +87,7 @@ def open_respondent(experiment: Experiment, checkpoint: Path | None = None) -> R
 
 
 def judged_answers(
-    host: Session | Respondent,
+    host: Session[Any] | Respondent,
     rows: Sequence[PromptRow],
     *,
     step: int,

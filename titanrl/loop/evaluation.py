@@ -1,94 +1,159 @@
-"""Held-out score of the current policy, with its 95% interval."""
+"""Held-out scores of a policy with their 95% intervals: during training, and of any model by itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from titanrl.loop.answering import judged_answers
+from titanrl.errors import ConfigError
+from titanrl.loop.answering import judged_answers, open_respondent
+from titanrl.loop.prompts import held_out_prompts
+from titanrl.ops.repeated import best_of_k, majority, numbers_of_answers, pass_at_k
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from titanrl.config.experiment import Experiment
+    from titanrl.loop.answering import Respondent
+    from titanrl.loop.prompts import PromptFeed
     from titanrl.loop.session import Session
 
-__all__ = ["evaluate", "interval", "pass_at_k"]
+__all__ = ["Estimate", "Verdict", "evaluate", "evaluate_model", "interval"]
 
 Z95 = 1.959964
+
+
+class Estimate(NamedTuple):
+    """A mean over prompts and its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Verdict(NamedTuple):
+    """What a model is worth on held-out prompts."""
+
+    model: str
+    """Its folder, or the run's."""
+    num_prompts: int
+    estimates: dict[str, Estimate]
+    """By the name of the metric without ``eval/``; the score comes first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values; an interval that one prompt leaves open has none."""
+        plain = {
+            name: {key: value if math.isfinite(value) else None for key, value in estimate._asdict().items()}
+            for name, estimate in self.estimates.items()
+        }
+        return {"model": self.model, "num_prompts": self.num_prompts, **plain}
 
 
 def evaluate(session: Session[Any]) -> dict[str, float]:
     """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
 
     The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
-    beside it. Where each prompt has several answers and the score is right or wrong, so does
-    ``eval/pass_at_<k>``, for k the powers of two and the number of answers.
+    beside it. Several answers to each prompt also give ``eval/pass_at_<k>`` where the score is right or
+    wrong, ``eval/best_of_<k>`` by the [evaluation] selector, and ``eval/majority_of_<n>`` where the judge can
+    tell what an answer says; k are the powers of two and the number of answers.
     """
-    settings = session.experiment.evaluation
-    assert settings is not None
     assert session.held_out is not None
-    session.held_out.load_state_dict({"position": 0})
-    count = min(settings.num_prompts, len(session.held_out.source))
-    rows = session.held_out.take(count, settings.samples_per_prompt)
-    answers = judged_answers(
-        session, rows, step=0, seed=session.seed + 1, temperature=settings.temperature or None,
-        greedy=settings.temperature == 0,
-    )  # fmt: skip
-    judge = settings.reward or session.experiment.reward[0].label
-    scores = [answer.rewards[judge] for answer in answers]
-    low, high = interval(scores)
-    labels = [each.label for each in session.experiment.reward]
-    means = {
-        f"eval/reward_{label}_mean": sum(answer.rewards[label] for answer in answers) / len(answers)
-        for label in labels
-    }
+    found = _estimates(session, session.held_out)
+    score = found["score"]
     return {
-        "eval/score": sum(scores) / len(scores),
-        "eval/score_low": low,
-        "eval/score_high": high,
-        "eval/num_prompts": float(count),
-        **_passes(scores, settings.samples_per_prompt),
-        **means,
-        "eval/response_tokens_mean": sum(answer.tokens for answer in answers) / len(answers),
+        **{f"eval/{name}": estimate.mean for name, estimate in found.items()},
+        "eval/score_low": score.low,
+        "eval/score_high": score.high,
+        "eval/num_prompts": float(_num_prompts(session, session.held_out)),
     }
 
 
-def _passes(scores: Sequence[float], samples: int) -> dict[str, float]:
-    """Returns the mean of pass@k over the prompts, by metric name.
+def evaluate_model(experiment: Experiment, run: Path | None = None) -> Verdict:
+    """Returns the held-out scores of a model that isn't trained, on every rank.
 
     Args:
-        scores: those of each prompt's ``samples`` answers, prompt by prompt.
+        experiment: a checked one with [evaluation.prompts]. run: folder of the run whose newest checkpoint is
+            judged; None: the weights are those of [model] path.
+
+    Raises:
+        ConfigError: there are no held-out prompts, or no whole checkpoint.
     """
-    if samples == 1 or not set(scores) <= {0.0, 1.0}:
-        return {}
-    correct = [int(sum(scores[start : start + samples])) for start in range(0, len(scores), samples)]
-    numbers = [*(2**power for power in range(1, samples.bit_length()) if 2**power < samples), samples]
-    return {
-        f"eval/pass_at_{k}": sum(pass_at_k(samples, each, k) for each in correct) / len(correct)
-        for k in numbers
-    }
+    from titanrl.engine import start
+
+    if experiment.evaluation is None or experiment.evaluation.prompts is None:
+        raise ConfigError(
+            "[evaluation.prompts] is missing; evaluate a file with held-out prompts, [sampler] and "
+            "[[reward]], and name the model or run that it shall judge by --model."
+        )
+    start()
+    with closing(open_respondent(experiment, run)) as host:
+        held_out = held_out_prompts(experiment, host.tokens)
+        assert held_out is not None
+        name = experiment.model.path if run is None else str(run)
+        return Verdict(name, _num_prompts(host, held_out), _estimates(host, held_out))
 
 
-def interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Returns the 95% interval of the mean of ``scores``, each in [0, 1] or any finite number.
+def _num_prompts(host: Session[Any] | Respondent, held_out: PromptFeed) -> int:
+    settings = host.experiment.evaluation
+    assert settings is not None
+    return min(settings.num_prompts, len(held_out.source))
 
-    Right-or-wrong scores get Wilson's interval, which holds at 0 and 1 too; others the mean +- 1.96 standard
+
+def _estimates(host: Session[Any] | Respondent, held_out: PromptFeed) -> dict[str, Estimate]:
+    """Returns everything that is measured, by name; the score is among it."""
+    settings, rewards = host.experiment.evaluation, host.experiment.reward
+    assert settings is not None
+    samples = settings.samples_per_prompt
+    held_out.load_state_dict({"position": 0})
+    rows = held_out.take(_num_prompts(host, held_out), samples)
+    answers = judged_answers(
+        host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,
+        greedy=settings.temperature == 0,
+    )  # fmt: skip
+    groups = [answers[start : start + samples] for start in range(0, len(answers), samples)]
+    judge = next(each for each in rewards if settings.reward in (None, each.label))
+    scores = [[answer.rewards[judge.label] for answer in group] for group in groups]
+    found = {"score": _estimate([sum(each) / samples for each in scores])}
+    numbers = numbers_of_answers(samples) if samples > 1 else []
+    if all(score in (0.0, 1.0) for each in scores for score in each):
+        for k in numbers:
+            found[f"pass_at_{k}"] = _estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
+    if settings.selector is not None:
+        values = [[answer.rewards[settings.selector] for answer in group] for group in groups]
+        for k in numbers:
+            chosen = [best_of_k(*each, k) for each in zip(values, scores, strict=True)]
+            found[f"best_of_{k}"] = _estimate(chosen)
+    if numbers and hasattr(judge.component, "answer_of"):
+        votes = [[judge.component.answer_of(answer.text) for answer in group] for group in groups]
+        won = [majority(*each) for each in zip(votes, scores, strict=True)]
+        found[f"majority_of_{samples}"] = _estimate(won)
+    for label in (each.label for each in rewards):
+        means = [sum(answer.rewards[label] for answer in group) / samples for group in groups]
+        found[f"reward_{label}_mean"] = _estimate(means)
+    tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
+    return {**found, "response_tokens_mean": _estimate(tokens)}
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    """Returns the mean of numbers, one of each prompt."""
+    return Estimate(sum(values) / len(values), *interval(values))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95% interval of the mean of ``values``, which are independent: one of each prompt.
+
+    Right-or-wrong values get Wilson's interval, which holds at 0 and 1 too; others the mean +- 1.96 standard
     errors.
     """
-    n = len(scores)
-    mean = sum(scores) / n
-    if set(scores) <= {0.0, 1.0}:
+    n = len(values)
+    mean = sum(values) / n
+    if set(values) <= {0.0, 1.0}:
         centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
         half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
         return max(centre - half, 0.0), min(centre + half, 1.0)
     if n == 1:
         return -math.inf, math.inf
-    error = math.sqrt(sum((score - mean) ** 2 for score in scores) / (n - 1) / n)
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
     return mean - Z95 * error, mean + Z95 * error
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Returns the unbiased chance that one of ``k`` answers is right: ``1 - C(n-c, k) / C(n, k)``.
-
-    Source: Chen et al., arXiv 2107.03374.
-    """
-    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)

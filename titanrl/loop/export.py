@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from titanrl.errors import ConfigError
 from titanrl.models.folder import atomic_folder
 from titanrl.report.folder import RunFolder
 
-__all__ = ["export_run"]
+__all__ = ["checkpoint_of", "export_run"]
 
 
 def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     """Writes the newest checkpoint of a run into a new folder that transformers loads, and returns it.
 
-    One process does it, however many trained.
+    One process is enough, however many trained; several do it together.
 
     Args:
         critic: whether to write the critic, a value model, instead of the policy.
@@ -26,17 +27,12 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
         ConfigError: no run, no checkpoint, no critic, or the folder exists.
     """
     from titanrl.engine import Engine, EngineConfig, start
-    from titanrl.engine.restore import load_weights, newest_checkpoint
+    from titanrl.engine.restore import load_weights
 
-    folder = RunFolder(run)
-    if not folder.config.is_file():
-        raise ConfigError(f"{run} is no run folder: it has no {folder.config.name}.")
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    if checkpoint is None:
-        raise ConfigError(f"{run} holds no whole checkpoint; let it reach one, see [checkpoint] interval.")
+    checkpoint = checkpoint_of(run)
     if to.exists():
         raise ConfigError(f"--to must name a new folder, got {str(to)!r}, which exists.")
-    config = EngineConfig.of(load(folder.config))
+    config = EngineConfig.of(load(RunFolder(run).config))
     if critic:
         if config.critic is None:
             raise ConfigError(f"{run} trained no critic; drop --critic to write its policy.")
@@ -44,6 +40,24 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     start()
     engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))
     load_weights(engine.modules, checkpoint, critic=critic)
-    with atomic_folder(to) as partial:
-        engine.export(partial)
+    # Of several ranks the first one writes.
+    with atomic_folder(to) if engine.rank == 0 else nullcontext(to) as folder:
+        engine.export(folder)
     return to
+
+
+def checkpoint_of(run: Path) -> Path:
+    """Returns the newest whole checkpoint of a run folder.
+
+    Raises:
+        ConfigError: no run, or no checkpoint.
+    """
+    from titanrl.engine.restore import newest_checkpoint
+
+    folder = RunFolder(run)
+    if not folder.config.is_file():
+        raise ConfigError(f"{run} is no run folder: it has no {folder.config.name}.")
+    checkpoint = newest_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        raise ConfigError(f"{run} holds no whole checkpoint; let it reach one, see [checkpoint] interval.")
+    return checkpoint

@@ -11,6 +11,7 @@ from typing import Any
 import tomli
 import tomli_w
 
+from titanrl.config.dump import difference
 from titanrl.errors import ConfigError
 from titanrl.loop.answering import Answer
 from titanrl.loop.selection import Selection, identity
@@ -57,10 +58,10 @@ class RFTFolder:
         if not self.config.is_file():
             raise ConfigError(f"--to must name a new folder, got '{self.path}', which holds other files.")
         before = tomli.loads(self.config.read_text("utf-8"))
-        if differing := _differing(before, self._resolved):
+        if keys := difference(before, self._resolved):
             raise ConfigError(
-                f"--to names '{self.path}', begun with other values of {', '.join(differing)}; name a new "
-                "folder, or give the same experiment to carry on."
+                f"--to names '{self.path}', begun with other values of {keys}; name a new folder, or give "
+                "the same experiment to carry on."
             )
         return sum(1 for _ in read_jsonl(self.prompts)) if self.prompts.is_file() else 0
 
@@ -120,15 +121,3 @@ class RFTFolder:
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns the dotted keys in which two tables differ."""
-    found = []
-    for key in dict.fromkeys([*before, *now]):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += [f"{key}.{inner}" for inner in _differing(old, new)]
-        elif old != new:
-            found.append(key)
-    return found

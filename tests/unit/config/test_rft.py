@@ -33,8 +33,8 @@ def test_labels_must_be_those_of_rewards() -> None:
     assert rft_problems(RFT(reward="right", least={"right": 1.0}), None, rewards) == []
     found = [str(each) for each in rft_problems(RFT(reward="rigth", least={"form": 1.0}), None, rewards)]
     assert found == [
-        "[rft] reward must name the label of a [[reward]], got 'rigth'; did you mean 'right'? Labels: right.",
-        "[rft] least must name the label of a [[reward]], got 'form' Labels: right.",
+        "[rft] reward must name the label of a [[reward]], got 'rigth'; did you mean 'right'? labels: right.",
+        "[rft] least must name the label of a [[reward]], got 'form'; labels: right.",
     ]
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.loop.test_stages import Letters, length_reward
-from titanrl.loop.evaluation import evaluate, interval, pass_at_k
+from titanrl import build
+from titanrl.config.tables import Reward
+from titanrl.loop.evaluation import evaluate, interval
 from titanrl.loop.prompts import PromptFeed
 from titanrl.protocols import PromptRow, Sample
 
@@ -37,15 +39,6 @@ def test_one_graded_score_says_nothing():
     assert interval([0.5]) == (-math.inf, math.inf)
 
 
-def test_pass_at_k_is_unbiased_not_the_power():
-    # 4 samples, 2 right: of the 6 pairs one holds no right answer.
-    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
-    # One of 4 right: 3 of the 6 pairs; 1 - (1 - 1/4)^2 would be .4375.
-    assert pass_at_k(4, 1, 2) == 0.5
-    assert pass_at_k(3, 0, 2) == 0.0
-    assert pass_at_k(3, 2, 2) == 1.0
-
-
 class Judged(Letters):
     """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
 
@@ -53,13 +46,16 @@ class Judged(Letters):
         return super().sample(rows, step=0, seed=0, greedy=False)
 
 
-def judged(samples: int) -> dict[str, float]:
-    """Returns the metrics of three prompts."""
+def judged(samples: int, selector: str | None = None) -> dict[str, float]:
+    """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
     prompts = SimpleNamespace(messages="q", answer="")
     feed = PromptFeed([prompts] * 3, lambda _: [5], seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
-    settings = SimpleNamespace(num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None)
+    settings = SimpleNamespace(
+        num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None, selector=selector
+    )
+    five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
     session = SimpleNamespace(
-        experiment=SimpleNamespace(evaluation=settings, reward=(length_reward(2.0, "x"),)),
+        experiment=SimpleNamespace(evaluation=settings, reward=(length_reward(2.0, "x"), five)),
         held_out=feed,
         engine=SimpleNamespace(dp_rank=0, dp_degree=1, dp_group=None),
         sampler=Judged(),
@@ -77,6 +73,23 @@ def test_several_answers_to_a_prompt_give_pass_at_k():
         "eval/pass_at_2": pytest.approx(1 / 3), "eval/pass_at_4": pytest.approx(2 / 3), "eval/pass_at_6": 1.0,
     }  # fmt: skip
     assert metrics["eval/score"] == pytest.approx(1 / 6)
+
+
+def test_selector_chooses_the_best_of_several():
+    right = judged(6, "x")
+    assert [right[f"eval/best_of_{k}"] for k in (2, 4, 6)] == [right[f"eval/pass_at_{k}"] for k in (2, 4, 6)]
+    # One that likes five letters chooses among the other answers blindly where those are not drawn:
+    # of 15 pairs 5 hold the five, 4 of the other 10 the four, and one of two is taken.
+    wrong = judged(6, "y")
+    assert wrong["eval/best_of_2"] == pytest.approx(4 / 15 / 2)
+    assert wrong["eval/best_of_6"] == 0.0
+    assert not [name for name in judged(6) if "best_of" in name]
+
+
+def test_interval_of_several_answers_counts_prompts_and_not_answers():
+    # Every prompt has the same share of right answers, so nothing is left to chance between prompts.
+    metrics = judged(6)
+    assert metrics["eval/score_low"] == metrics["eval/score_high"] == metrics["eval/score"]
 
 
 def test_one_answer_to_a_prompt_gives_no_pass_at_k():

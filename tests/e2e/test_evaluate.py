@@ -1,0 +1,60 @@
+"""Held-out scores without training, on the tiny model, through the front door."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.e2e.test_training import file, lines
+from titanrl.cli import app
+from titanrl.config import load
+from titanrl.loop import loop
+
+__all__ = ["file"]
+
+
+def evaluate(*arguments):
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+    return result
+
+
+def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_path):
+    run = loop.train(load(file, ["loop.steps=2"]))
+    last = lines(run)[-1]
+    assert evaluate(run, "--to", tmp_path / "run.json").exit_code == 0
+    found = json.loads((tmp_path / "run.json").read_text())
+    for name in ("score", "reward_repetition_mean", "response_tokens_mean"):
+        assert found[name]["mean"] == pytest.approx(last[f"eval/{name}"], abs=1e-6)
+    assert found["score"]["low"] == pytest.approx(last["eval/score_low"], abs=1e-6)
+    assert (found["num_prompts"], found["model"]) == (2, str(run))
+    # The file alone judges the model that training began with; --model any other, here the run again.
+    begin = evaluate(file, "--to", tmp_path / "begin.json")
+    assert "95% interval" in begin.output
+    begun = json.loads((tmp_path / "begin.json").read_text())
+    assert begun["score"]["mean"] == pytest.approx(lines(run)[0]["eval/score"], abs=1e-6)
+    assert evaluate(file, "--model", run, "--to", tmp_path / "again.json").exit_code == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == found
+
+
+def test_several_answers_give_intervals_of_all_that_is_measured(file, tmp_path):
+    settings = ("samples_per_prompt=4", "temperature=1.0", "selector=repetition")
+    overrides = [f"--set=evaluation.{each}" for each in settings]
+    assert evaluate(file, *overrides, "--to", tmp_path / "found.json").exit_code == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    score, pair, four = (found[name] for name in ("score", "best_of_2", "best_of_4"))
+    assert score["mean"] < pair["mean"] <= four["mean"] <= 0
+    assert score["low"] < score["mean"] < score["high"]
+
+
+def test_what_cannot_be_judged_is_told(file, tmp_path):
+    result = evaluate(file, "--set=evaluation=")
+    assert result.exit_code == 2
+    assert "[evaluation.prompts] is missing; evaluate a file with held-out prompts" in result.output
+    run = loop.train(load(file, ["loop.steps=1"]))
+    shutil.rmtree(run / "checkpoints")
+    assert "holds no whole checkpoint" in evaluate(run).output
+    one = evaluate(file, "--set=evaluation.selector=repetition")
+    assert "selector must be left out with samples_per_prompt = 1" in one.output

@@ -1,0 +1,152 @@
+"""Pipelines on the tiny model: whole, broken off and carried on, and their mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_training import ROOT, file, lines
+from titanrl.errors import ConfigError
+from titanrl.pipeline import run
+from titanrl.pipeline.settings import load_pipeline
+
+__all__ = ["file"]
+
+SFT = """
+base = "{root}/experiments/algorithms/sft.toml"
+[model]
+path = "{folder}/model"
+[data]
+name = "dataset"
+path = "nowhere.jsonl"
+format = "prompt_completion"
+[loop]
+steps = 3
+prompts_per_step = 4
+[training]
+seq_len = 64
+mixed_precision_param = "float32"
+[optimizer]
+lr = 1e-2
+[checkpoint]
+interval = 1
+[report]
+tensorboard = false
+"""
+PIPELINE = """
+evaluate = "experiment.toml"
+
+[[stage]]
+name = "rl"
+train = "experiment.toml"
+set = ["loop.steps=1"]
+
+[[stage]]
+name = "best"
+rft = "experiment.toml"
+set = ["model.path='{rl.model}'", "rft.samples_per_prompt=3", "rft.unfinished=true"]
+
+[[stage]]
+name = "tuned"
+train = "sft.toml"
+set = ["model.path='{rl.model}'", "data.path='{best.data}'"]
+"""
+
+
+@pytest.fixture
+def pipeline(file: Path, tmp_path: Path) -> Path:
+    """Reinforcement learning, its best answers, supervised training on them."""
+    (tmp_path / "sft.toml").write_text(SFT.format(root=ROOT, folder=tmp_path))
+    path = tmp_path / "pipeline.toml"
+    path.write_text(PIPELINE)
+    return path
+
+
+def start(path: Path, *overrides: str) -> list[Any]:
+    folder = path.parent / "out"
+    return run.run_pipeline(load_pipeline(path, folder, overrides), folder)
+
+
+def test_stages_take_what_earlier_ones_left_and_end_in_a_table_and_a_picture(pipeline, capsys):
+    results = start(pipeline)
+    out = pipeline.parent / "out"
+    assert [(each.name, each.scores is not None) for each in results] == [
+        ("start", True), ("rl", True), ("best", False), ("tuned", True),
+    ]  # fmt: skip
+    assert f"{out}/best/data/answers.jsonl" in (out / "tuned" / "run" / "experiment.toml").read_text()
+    assert f"{out}/rl/model" in (out / "best" / "data" / "experiment.toml").read_text()
+    # The score of a stage is that of its exported model, as the run itself judged it at its end.
+    assert results[1].scores["score"]["mean"] == pytest.approx(lines(out / "rl" / "run")[-1]["eval/score"])
+    assert results[2].remark.startswith("7 rows of 21 answers to 7 prompts")
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["name"] for each in summary] == [each.name for each in results]
+    assert (out / "summary.png").stat().st_size > 5000
+    printed = capsys.readouterr().out
+    assert "stage 2 of 3, best: rft" in printed
+    assert "held-out score" in printed
+
+
+def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipeline, monkeypatch, capsys):
+    whole = start(pipeline)
+    (pipeline.parent / "out").rename(pipeline.parent / "whole")
+    done = []
+    for name in ("train", "collect", "export_run", "evaluate_model"):
+        original = getattr(run, name)
+
+        def counted(*arguments: Any, name: str = name, original: Any = original, **settings: Any) -> Any:
+            done.append(name)
+            if done.count("export_run") == 2 and name == "export_run":
+                raise OSError("the disk is full")
+            return original(*arguments, **settings)
+
+        monkeypatch.setattr(run, name, counted)
+    with pytest.raises(OSError, match="the disk is full"):
+        start(pipeline)
+    assert "stage 'tuned' did not end; the same command carries on from there." in capsys.readouterr().out
+    before = len(done)
+    results = start(pipeline)
+    # Trained to its end already, the stage is exported and judged; nothing else happens again.
+    assert done[before:] == ["train", "export_run", "evaluate_model"]
+    assert [each.scores for each in results] == [each.scores for each in whole]
+    before = len(done)
+    start(pipeline)
+    assert done[before:] == []
+    with pytest.raises(ConfigError, match=r"stage 'rl' was finished with other values of optimizer\.lr; rem"):
+        start(pipeline, "rl.optimizer.lr=1e-3")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '{rl.model}\'", "rft',
+            '{rk.model}\'", "rft',
+            r"{rk.model} names no earlier stage; did you mean 'rl'",
+        ),
+        ("{best.data}", "{tuned.run}", r"{tuned.run} names no earlier stage; earlier: rl, best"),
+        ("{best.data}", "{best.model}", r"nothing that stage 'best' leaves; it leaves {best.data}"),
+        ('rft = "exp', 'train = "sft.toml"\nrft = "exp', r"must name an experiment file, got both"),
+        ('name = "best"', 'name = "rl"', r"name must be unique, got 'rl' again"),
+        ('rft = "', 'rfd = "', r"rfd is not a key, got .*; did you mean 'rft'"),
+        ("loop.steps=1", "loop.stesp=1", r"stage 'rl': .*\n.*stesp is not a key"),
+        ('"rft.samples_per_prompt=3", "rft.unfinished=true"', "", r"stage 'best': .*\[rft\] is missing"),
+        ('evaluate = "experiment', 'evaluate = "expriment', r"evaluate: no such file: .*did you mean"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(pipeline, old, new, message):
+    text = pipeline.read_text()
+    assert old in text
+    pipeline.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        load_pipeline(pipeline, pipeline.parent / "out")
+
+
+def test_overrides_name_their_stage(pipeline):
+    loaded = load_pipeline(pipeline, Path("out"), ["tuned.loop.steps=9", "evaluate.evaluation.num_prompts=1"])
+    assert loaded.experiment(loaded.stage[2], Path("out")).loop.steps == 9
+    assert loaded.judge("m").evaluation.num_prompts == 1
+    with pytest.raises(ConfigError, match=r"must begin with a stage and a dot; did you mean 'tuned'"):
+        load_pipeline(pipeline, Path("out"), ["tunde.loop.steps=9"])

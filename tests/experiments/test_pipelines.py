@@ -1,0 +1,45 @@
+"""Every pipeline that ships, whole, on the tiny model: one step a stage, so that its files stay together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from titanrl.models import tiny
+from titanrl.pipeline.run import run_pipeline
+from titanrl.pipeline.settings import load_pipeline
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "pipelines"
+# Tiny answers are never right, so letters that don't repeat are rewarded.
+REWARD = "[{name='repetition', n=1, label='reasoning_gym'}]"
+ANSWERING = (
+    "training.seq_len=256", "sampler.name=torch", "sampler.max_response_tokens=6", f"reward={REWARD}",
+    "evaluation.num_prompts=2", "evaluation.reward=reasoning_gym",
+)  # fmt: skip
+TRAINING = ("loop.steps=1", "loop.prompts_per_step=2", "checkpoint.interval=1", "report.tensorboard=false")
+SAMPLING = (
+    "rft.num_prompts=4", "rft.samples_per_prompt=6", "rft.unfinished=true", "rft.min_reward=-inf",
+    "report.progress=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
+def test_shipped_pipeline_runs_from_its_first_stage_to_its_last(name, tmp_path):
+    path, model = FOLDER / f"{name}.toml", tiny.create(tmp_path / "model", scale=0.3)
+    plain = load_pipeline(path, tmp_path)
+    assert plain.evaluate is not None
+    overrides = [f"evaluate.{each}" for each in ANSWERING]
+    for stage in plain.stage:
+        experiment = plain.experiment(stage, tmp_path)
+        own = [*(TRAINING if stage.kind == "train" else SAMPLING)]
+        own += ["training.seq_len=256"] if experiment.sampler is None else ANSWERING
+        if experiment.model.path == "models/smollm2-135m":
+            own.append(f"model.path='{model}'")
+        overrides += [f"{stage.name}.{each}" for each in own]
+    results = run_pipeline(load_pipeline(path, tmp_path / "out", overrides), tmp_path / "out")
+    assert [each.name for each in results] == ["start", *(stage.name for stage in plain.stage)]
+    assert results[-1].scores is not None
+    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == len(results)
+    assert (tmp_path / "out" / "summary.png").is_file()

@@ -1,0 +1,67 @@
+"""``titanrl evaluate``: held-out scores of a model or a run, without training."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.train import SET
+from titanrl.config import load
+from titanrl.errors import ConfigError
+from titanrl.report.folder import RunFolder, write_atomic
+from titanrl.verify import verify
+
+if TYPE_CHECKING:
+    from titanrl.loop.evaluation import Verdict
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="Experiment file (TOML) or run folder.", show_default=False)],
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Model or run folder to judge instead.", show_default=False),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="JSON file for the numbers.", show_default=False)
+    ] = None,
+    overrides: SET = None,
+    nproc: NPROC = 1,
+) -> None:
+    """Judge a model on [evaluation.prompts] without training; a run by its newest checkpoint."""
+    given, ranks = overrides or [], world_size(nproc)
+    file, judged = target, model
+    if target.is_dir():
+        file, judged = RunFolder(target).config, model or target
+    run = judged if judged is not None and RunFolder(judged).config.is_file() else None
+    replaced = []
+    if judged is not None:
+        path = judged if run is None else load(RunFolder(run).config).model.path
+        replaced = [f"model.path={json.dumps(str(path))}"]
+    experiment = load(file, [*replaced, *given])
+    if problems := verify(experiment, ranks):
+        raise ConfigError(problems, file=str(file))
+    options = [f"--{name}={value}" for name, value in (("model", model), ("to", to)) if value is not None]
+    become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in given)])
+    from titanrl.loop.evaluation import evaluate_model
+
+    verdict = evaluate_model(experiment, run)
+    if os.environ.get("RANK", "0") == "0":
+        Console().print(_table(verdict))
+        if to is not None:
+            write_atomic(to, json.dumps(verdict.to_json(), indent=2) + "\n")
+
+
+def _table(verdict: Verdict) -> Table:
+    table = Table("held out", "mean", "95% interval", title=f"{verdict.model}, {verdict.num_prompts} prompts")
+    for name, estimate in verdict.estimates.items():
+        table.add_row(name, f"{estimate.mean:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
+    return table

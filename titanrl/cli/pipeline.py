@@ -1,0 +1,37 @@
+"""``titanrl pipeline``: several experiments one after the other, each on what earlier ones left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from titanrl.cli.ranks import NPROC, become_ranks, world_size
+
+__all__ = ["pipeline"]
+
+
+def pipeline(
+    file: Annotated[Path, typer.Argument(help="Pipeline file (TOML).", show_default=False)],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Folder of all stages; runs/NAME-pipeline if omitted.", show_default=False),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Lay a.b.c=value over the stage's experiment."),
+    ] = None,
+    nproc: NPROC = 1,
+) -> None:
+    """Run the stages of a pipeline; called again, carry on at the stage that did not end."""
+    overrides, ranks = overrides or [], world_size(nproc)
+    folder = Path("runs") / f"{file.stem}-pipeline" if to is None else to
+    from titanrl.pipeline.settings import load_pipeline
+
+    loaded = load_pipeline(file, folder, overrides)
+    become_ranks(nproc, ["pipeline", str(file), f"--to={folder}", *(f"--set={each}" for each in overrides)])
+    from titanrl.pipeline.run import run_pipeline
+
+    run_pipeline(loaded, folder, rank=int(os.environ.get("RANK", "0")), world_size=ranks, say=typer.echo)

@@ -1,0 +1,143 @@
+"""The stages of a pipeline one after the other; what is finished is not done again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tomli
+
+from titanrl.config.dump import difference, to_table
+from titanrl.engine import start
+from titanrl.errors import ConfigError
+from titanrl.loop import exchange
+from titanrl.loop.evaluation import evaluate_model
+from titanrl.loop.export import export_run
+from titanrl.loop.loop import train
+from titanrl.loop.rft import collect
+from titanrl.pipeline.summary import StageResult, remark_of_data, remark_of_run, summarize
+from titanrl.report.folder import RunFolder, write_atomic
+from titanrl.verify import verify
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from titanrl.config.experiment import Experiment
+    from titanrl.pipeline.settings import Pipeline, Stage
+
+__all__ = ["run_pipeline"]
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    folder: Path,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    say: Callable[[str], None] = print,
+) -> list[StageResult]:
+    """Runs what is not finished yet and returns the results of all stages, the untrained model's first.
+
+    A stage that was broken off carries on where it stood: training at its newest checkpoint, sampling at the
+    next prompt. ``folder`` gets a folder for each stage (run and model, or data), ``summary.json`` and
+    ``summary.png``. Every rank calls it alike.
+
+    Args:
+        pipeline: as ``load_pipeline`` gives it. rank: of this process; the first writes and speaks.
+        say: prints a line.
+
+    Raises:
+        ConfigError: a finished stage was another experiment than it is now, or what only a stage's model,
+            data or machine reveal.
+    """
+    start()
+    is_main = rank == 0
+    results: list[StageResult] = []
+    if pipeline.evaluate is not None:
+        first = pipeline.experiment(pipeline.stage[0], folder).model.path
+        marker = folder / "start.json"
+        results.append(_once(marker, is_main, partial(_judged_start, pipeline, first)))
+    for number, stage in enumerate(pipeline.stage, 1):
+        experiment, home = pipeline.experiment(stage, folder), folder / stage.name
+        if (home / "stage.json").is_file():
+            _refuse_another(experiment, stage, home)
+        elif is_main:
+            say(f"stage {number} of {len(pipeline.stage)}, {stage.name}: {stage.kind} {stage.file}")
+        try:
+            work = partial(_run, pipeline, stage, experiment, home, is_main, world_size)
+            results.append(_once(home / "stage.json", is_main, work))
+        except BaseException:
+            if is_main:
+                say(f"stage {stage.name!r} did not end; the same command carries on from there.")
+            raise
+    if is_main:
+        summarize(results, folder)
+    return results
+
+
+def _once(marker: Path, is_main: bool, work: Callable[[], StageResult]) -> StageResult:
+    """Returns what ``marker`` holds, or what ``work`` returns, which is then written there."""
+    written = json.loads(marker.read_text("utf-8")) if marker.is_file() else None
+    written = exchange.agree(written)
+    if written is not None:
+        return StageResult(**written)
+    result = work()
+    gc.collect()  # Before the next stage's models come.
+    if is_main:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(marker, json.dumps(result._asdict(), indent=2) + "\n")
+    return result
+
+
+def _judged_start(pipeline: Pipeline, model: str) -> StageResult:
+    began = time.perf_counter()
+    scores = evaluate_model(pipeline.judge(model)).to_json()
+    return StageResult("start", "start", scores, model, time.perf_counter() - began)
+
+
+def _run(
+    pipeline: Pipeline, stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int
+) -> StageResult:
+    if problems := verify(experiment, world_size):
+        raise ConfigError(problems, file=stage.file)
+    began, scores = time.perf_counter(), None
+    if stage.kind == "rft":
+        remark = remark_of_data(collect(experiment, home / "data").with_name("statistics.json"))
+    else:
+        model = _trained(experiment, home, is_main)
+        remark = remark_of_run(RunFolder(home / "run").metrics)
+        if pipeline.evaluate is not None and experiment.model.head == "language":
+            scores = evaluate_model(pipeline.judge(model)).to_json()
+    return StageResult(stage.name, stage.kind, scores, remark, time.perf_counter() - began)
+
+
+def _trained(experiment: Experiment, home: Path, is_main: bool) -> Path:
+    """Trains, or carries on training, and returns the exported model's folder."""
+    run, model = RunFolder(home / "run"), home / "model"
+    begun = exchange.agree(run.config.is_file())
+    if is_main and not begun:
+        shutil.rmtree(run.path, ignore_errors=True)  # What a run left that ended before it began.
+    exchange.agree(None)
+    if not exchange.agree(model.exists()):
+        train(experiment, resume=begun)
+        gc.collect()
+        export_run(run.path, model)
+    exchange.agree(None)  # The first rank has given the folder its name.
+    return model
+
+
+def _refuse_another(experiment: Experiment, stage: Stage, home: Path) -> None:
+    """Raises ConfigError where a finished stage was another experiment."""
+    folder = home / ("run" if stage.kind == "train" else "data")
+    written: dict[str, Any] = tomli.loads(RunFolder(folder).config.read_text("utf-8"))
+    if keys := difference(written, to_table(experiment)):
+        raise ConfigError(
+            f"stage {stage.name!r} was finished with other values of {keys}; remove '{home}' and the folders "
+            "of what follows from it, or name another --to."
+        )
