@@ -18,15 +18,16 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
     Args:
         world_size: processes that will run it; None: not known yet.
     """
-    problems = [*_models(experiment), *_tokenizers(experiment), *_packages(experiment)]
-    if world_size is not None:
-        problems += _ranks(experiment, world_size)
-    return problems
+    return [
+        *_models(experiment),
+        *_tokenizers(experiment),
+        *_packages(experiment),
+        *_meshes(experiment, world_size),
+    ]
 
 
-def _models(experiment: Experiment) -> list[Problem]:
-    from titanrl.models import inspect
-
+def _folders(experiment: Experiment) -> dict[str, str]:
+    """Returns the folder of each model by its table; those that share the policy's are left out."""
     folders = {"model": experiment.model.path}
     if experiment.reference is not None and experiment.reference.path is not None:
         folders["reference"] = experiment.reference.path
@@ -34,8 +35,14 @@ def _models(experiment: Experiment) -> list[Problem]:
         folders["teacher"] = experiment.teacher.path
     if experiment.critic is not None and experiment.critic.path is not None:
         folders["critic"] = experiment.critic.path
+    return folders
+
+
+def _models(experiment: Experiment) -> list[Problem]:
+    from titanrl.models import inspect
+
     problems, infos = [], {}
-    for table, path in folders.items():
+    for table, path in _folders(experiment).items():
         try:
             infos[table] = inspect(path)
         except ConfigError as error:
@@ -109,18 +116,30 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _ranks(experiment: Experiment, world_size: int) -> list[Problem]:
+def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
+    """Returns what keeps the degrees from fitting each other, the processes, the models and the groups."""
+    from titanrl.models.hf_config import HFConfig
+    from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
+
     loop, mesh = experiment.loop, experiment.parallelism
-    fixed = mesh.data_parallel_replicate_degree * mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree
-    shard = mesh.data_parallel_shard_degree
-    if (shard == -1 and world_size % fixed) or (shard != -1 and fixed * shard != world_size):
-        text = f"must multiply to the {world_size} processes, got {fixed} x {shard} (shard); change --nproc."
-        return [Problem("parallelism", f"degrees {text}")]
+    if world_size is not None and (problems := mesh_problems(mesh, world_size)):
+        return problems
+    for folder in dict.fromkeys(_folders(experiment).values()):
+        try:
+            problems = model_problems(HFConfig.read(folder), mesh, folder)
+        except ConfigError:
+            continue  # What is wrong with the folder has been said.
+        if problems:
+            return problems
+    if world_size is None:
+        return []
     ranks = world_size // (mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree)
-    if loop.prompts_per_step % (loop.minibatches * ranks):
-        text = (
-            f"must be a multiple of minibatches ({loop.minibatches}) times data-parallel ranks ({ranks}), "
-            f"got {loop.prompts_per_step}; groups are never split."
-        )
-        return [Problem("loop", text, "prompts_per_step")]
-    return []
+    unit = loop.minibatches * ranks
+    if loop.prompts_per_step % unit == 0:
+        return []
+    text = (
+        f"must be a multiple of minibatches ({loop.minibatches}) times data-parallel ranks ({ranks}), got "
+        f"{loop.prompts_per_step}; groups are never split. The nearest: "
+        f"{nearest(loop.prompts_per_step, range(unit, loop.prompts_per_step + 2 * unit, unit))}."
+    )
+    return [Problem("loop", text, "prompts_per_step")]

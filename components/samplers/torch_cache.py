@@ -120,4 +120,4 @@ class Cache:
             attn_mask=self._mask,
             scale=scale,
         )
-        return out.reshape(num_rows, 1, num_heads, size)
+        return out.reshape(num_rows, 1, num_heads, -1)

@@ -17,6 +17,7 @@ WORKER = Path(__file__).parent / "worker.py"
 RTOL = 1e-5
 REPLICATE, SHARD = "data_parallel_replicate_degree", "data_parallel_shard_degree"
 TENSOR, PIPELINE = "tensor_parallel_degree", "pipeline_parallel_degree"
+EXPERT = "expert_parallel_degree"
 INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
 MESHES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
@@ -42,12 +43,27 @@ TIED = {2: ["fsdp", "tensor", "pipeline", "interleaved"], 4: ["tensor x pipeline
 """Where head and embedding are one matrix too, which a pipeline's ends have a copy of."""
 WIDE = [(4, "fsdp"), (4, "tensor")]
 """One axis alone: a model with as many heads for keys as ranks, so that all can be split."""
+EXPERTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "experts over fsdp": {SHARD: 2, EXPERT: 2},
+        "experts over tensor": {TENSOR: 2, EXPERT: 2},
+        "experts in a pipeline": {PIPELINE: 2},
+    },
+    4: {
+        "experts over fsdp x tensor": {SHARD: 2, TENSOR: 2, EXPERT: 4},
+        "experts over fsdp in a pipeline": {SHARD: 2, PIPELINE: 2, EXPERT: 2},
+    },
+}
+"""Meshes of the mixtures of experts, which a mesh for dense models needn't have."""
+MIXTURES = {2: ("qwen3_moe", "deepseek_v3"), 4: ("qwen3_moe",)}
+LAYOUTS = {processes: MESHES[processes] | EXPERTS.get(processes, {}) for processes in MESHES}
 CASES = [
     (processes, mesh, "wide" if (processes, mesh) in WIDE else "untied")
     for processes, meshes in MESHES.items()
     for mesh in meshes
 ]
 CASES += [(processes, mesh, "tied") for processes, meshes in TIED.items() for mesh in meshes]
+CASES += [(n, mesh, kind) for n, kinds in MIXTURES.items() for mesh in EXPERTS[n] for kind in kinds]
 Results = dict[tuple[int, str], list[dict[str, Any]]]
 """(processes, case) -> what each rank saw."""
 
@@ -82,6 +98,14 @@ def results(export_folder: Path) -> Results:
     }
     kinds = {
         "untied": untied,
+        **{
+            family: {
+                "model": str(tiny.create(folder / family, family=family, layers=3, tied=False, scale=0.2)),
+                "losses": ["ppo_clip", "gspo"],
+                "max_norm": 0.05,
+            }
+            for family in MIXTURES[2]
+        },
         "wide": {"model": str(wide), "losses": ["ppo_clip"], "max_norm": 0.05},
         "tied": {"model": str(tied), "losses": ["ppo_clip", "dpo"], "max_norm": 0.05},
         "bfloat16": {
@@ -92,7 +116,7 @@ def results(export_folder: Path) -> Results:
     for processes in MESHES:
         cases = {
             f"{mesh} {kind}": kinds[kind]
-            | {"parallelism": MESHES[processes][mesh], "export": str(folder / f"{processes} {mesh} {kind}")}
+            | {"parallelism": LAYOUTS[processes][mesh], "export": str(folder / f"{processes} {mesh} {kind}")}
             for count, mesh, kind in CASES
             if count == processes
         }

@@ -123,7 +123,11 @@ def test_package_that_a_component_needs_must_be_installed(
         (["loop.minibatches=2"], 4, "minibatches (2) times data-parallel ranks (4), got 4"),
         (["parallelism.tensor_parallel_degree=2"], 8, ""),
         (["parallelism.tensor_parallel_degree=2"], 3, "must multiply to the 3 processes"),
-        (["parallelism.data_parallel_shard_degree=2"], 4, "must multiply to the 4 processes, got 1 x 2"),
+        (
+            ["parallelism.data_parallel_shard_degree=2"],
+            4,
+            "multiply to the 4 processes, got replicate 1 x shard 2",
+        ),
         (["parallelism.data_parallel_replicate_degree=2"], 4, ""),
     ],
 )

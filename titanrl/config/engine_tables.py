@@ -107,6 +107,9 @@ class Parallelism:
     """Ranks over which the layers are split, >= 1."""
     pipeline_parallel_schedule: Literal["1F1B", "Interleaved1F1B"] = "1F1B"
     """Pipeline schedule of torch.distributed.pipelining: one stage a rank, or two."""
+    expert_parallel_degree: int = 1
+    """Ranks over which a mixture's experts are dealt, >= 1; a divisor of shard degree x tensor degree, whose
+    ranks these are."""
     spmd_backend: Literal["partial_dtensor"] = "partial_dtensor"
     """How sharding is expressed; the others do not work on torch 2.13."""
 
@@ -114,6 +117,7 @@ class Parallelism:
         check_range(self, "data_parallel_replicate_degree", "[1, inf)")
         check_range(self, "tensor_parallel_degree", "[1, inf)")
         check_range(self, "pipeline_parallel_degree", "[1, inf)")
+        check_range(self, "expert_parallel_degree", "[1, inf)")
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
             raise ValueError(
                 f"data_parallel_shard_degree must be >= 1, or -1, got {self.data_parallel_shard_degree}."

@@ -13,10 +13,10 @@ from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # befor
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.rope import RoPE
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
@@ -27,7 +27,9 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.value_head import ValueHead
 from titanrl.engine.weights import load_folder, rename_head
 from titanrl.errors import ConfigError
-from titanrl.models.spec import HFConfig, model_spec, set_sharding
+from titanrl.models.hf_config import HFConfig
+from titanrl.models.mesh_checks import model_problems
+from titanrl.models.spec import model_spec, set_sharding
 
 __all__ = ["Model", "build_model"]
 
@@ -99,7 +101,7 @@ def build_model(
 
     Raises:
         ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
-            the model's context; more pipeline stages than the model can be cut into.
+            the model's context; degrees that the model can't be cut into.
     """
     config = HFConfig.read(folder)
     if training.seq_len > config.max_length:
@@ -117,9 +119,9 @@ def build_model(
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
+    if problems := model_problems(config, mesh.table, folder):
+        raise ConfigError(problems)
     pipelined = mesh.dims.pp_enabled
-    if pipelined:
-        _check_stages(config, mesh, folder)
     tied = config.tied and not is_value_model
     scalar = ValueHead.Config(in_features=config.dim)
     vocabulary = TokenHead.Config(in_features=config.dim, out_features=config.vocab_size)
@@ -133,8 +135,8 @@ def build_model(
     )
     set_sharding(
         spec,
-        tensor_parallel_degree=mesh.dims.tp,
         sequence_parallel=mesh.parallelism.enable_sequence_parallel,
+        expert_parallel=mesh.dims.ep_enabled,
     )
     previous = torch.get_default_dtype()
     torch.set_default_dtype(TORCH_DTYPE_MAP[dtype or training.dtype])
@@ -193,18 +195,6 @@ def build_model(
     return model
 
 
-def _check_stages(config: HFConfig, mesh: Mesh, folder: str) -> None:
-    """Raises where TorchTitan would leave a stage with nothing: embedding and head count as a layer each."""
-    name = mesh.parallelism.pipeline_parallel_schedule
-    stages = mesh.dims.pp * (1 if issubclass(get_schedule_class(name), PipelineScheduleSingle) else 2)
-    if stages > config.num_layers + 2:
-        raise ConfigError(
-            f"[parallelism] pipeline_parallel_degree = {mesh.dims.pp} with schedule {name!r} makes {stages} "
-            f"stages, which must be at most {config.num_layers + 2} for the {config.num_layers} layers of "
-            f"{folder}; lower the degree."
-        )
-
-
 def _no_loss(*_: Any) -> Any:
     raise AssertionError("the schedule that TorchTitan built only brings the stages")
 
@@ -215,6 +205,9 @@ def _allocate(part: Decoder, device: torch.device) -> None:
     if part.enable_weight_tying:
         # to_empty makes one parameter of each; the same line as in Decoder.init_states.
         part.tok_embeddings.weight = part.lm_head.weight
+    for module in part.modules():
+        if isinstance(module, MoE):
+            module.tokens_per_expert_E.zero_()  # A count that no file holds.
     ropes = [module for module in part.modules() if isinstance(module, RoPE)]
     for rope in ropes[:1]:
         rope.init_states(buffer_device=device)

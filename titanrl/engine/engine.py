@@ -19,6 +19,7 @@ from titanrl.engine.head import compiled_kernels
 from titanrl.engine.mesh import join
 from titanrl.engine.role import Role, gathered
 from titanrl.engine.settings import EngineConfig
+from titanrl.engine.stream import stream
 from titanrl.engine.trainee import Trainee
 from titanrl.metrics import Sums
 from titanrl.objective import Objective
@@ -167,7 +168,7 @@ class Engine:
 
         Consume it whole. What must travel between ranks is rounded to ``dtype`` first, if there is one.
         """
-        return weights.stream(self.policy.role.model, self._mesh.pp_group, dtype)
+        return stream(self.policy.role.model, self._mesh.pp_group, dtype)
 
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:

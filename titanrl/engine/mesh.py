@@ -17,6 +17,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
+from titanrl.models.mesh_checks import mesh_problems
 
 __all__ = ["Mesh", "join", "keep_memory", "set_threads", "start"]
 
@@ -30,6 +31,7 @@ TIMEOUT = timedelta(minutes=30)
 class Mesh:
     """Where this rank stands."""
 
+    table: Parallelism
     dims: ParallelDims
     parallelism: ParallelismConfig
     """TorchTitan's own table, as its parallelize functions read it."""
@@ -57,28 +59,21 @@ def join(table: Parallelism) -> Mesh:
     """Joins the process group that torchrun describes in the environment, or makes one of a single process.
 
     Raises:
-        ConfigError: degrees that don't multiply to the number of processes.
+        ConfigError: degrees that don't make a mesh of the processes started.
     """
     device = start()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    fixed = (
-        table.data_parallel_replicate_degree * table.tensor_parallel_degree * table.pipeline_parallel_degree
-    )
-    shard = table.data_parallel_shard_degree
-    if world_size % fixed or (shard != -1 and fixed * shard != world_size):
-        raise ConfigError(
-            f"[parallelism] degrees must multiply to the {world_size} processes started, got replicate "
-            f"{table.data_parallel_replicate_degree} x shard {shard} x tensor {table.tensor_parallel_degree} "
-            f"x pipeline {table.pipeline_parallel_degree}; change a degree or --nproc."
-        )
+    if problems := mesh_problems(table, world_size):
+        raise ConfigError(problems)
     parallelism = ParallelismConfig(
         data_parallel_replicate_degree=table.data_parallel_replicate_degree,
-        data_parallel_shard_degree=shard,
+        data_parallel_shard_degree=table.data_parallel_shard_degree,
         fsdp_reshard_after_forward=table.fsdp_reshard_after_forward,
         tensor_parallel_degree=table.tensor_parallel_degree,
         enable_sequence_parallel=table.enable_sequence_parallel,
         pipeline_parallel_degree=table.pipeline_parallel_degree,
         pipeline_parallel_schedule=table.pipeline_parallel_schedule,
+        expert_parallel_degree=table.expert_parallel_degree,
         spmd_backend=table.spmd_backend,
     )
     dims = ParallelDims.from_config(parallelism, world_size)
@@ -86,6 +81,7 @@ def join(table: Parallelism) -> Mesh:
     set_spmd_backend(table.spmd_backend)
     batch = dims.get_optional_mesh("batch")
     return Mesh(
+        table=table,
         dims=dims,
         parallelism=parallelism,
         device=device,

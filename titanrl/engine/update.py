@@ -124,6 +124,7 @@ class Updater:
             self._max_norm,
             foreach=True,
             pp_mesh=mesh.dims.get_optional_mesh("pp"),
+            ep_enabled=mesh.dims.ep_enabled,
         )
         if copy is not None:
             torch.nn.utils.clip_grads_with_norm_([copy], self._max_norm, norm)

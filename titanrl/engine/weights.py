@@ -1,14 +1,10 @@
-"""Weights by their Hugging Face names.
-
-Read from a folder, streamed out one full tensor at a time, exported.
-"""
+"""Weights by their Hugging Face names: read from a folder, written to one."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +14,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor
 
+from titanrl.engine.stream import stream
 from titanrl.errors import ConfigError
-from titanrl.models.spec import value_model_keys
+from titanrl.models.hf_config import value_model_keys
 
 if TYPE_CHECKING:
     from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
     from titanrl.engine.build import Model
 
-__all__ = ["export", "load_folder", "rename_head", "stream"]
+__all__ = ["export", "load_folder", "rename_head"]
 
 EMBEDDING, HEAD, BODY = "model.embed_tokens.weight", "lm_head.weight", "model."
 SCORE = "score.weight"
@@ -93,73 +89,6 @@ def _read(tensors: dict[str, Any], folder: str) -> None:
         # Without collectives: the stages of a pipeline read unequally often. That is meant, not a mistake.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
-
-
-@torch.no_grad()
-def stream(
-    model: Model, pp_group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (Hugging Face name, full tensor) on every rank, block by block; a collective.
-
-    At most one block's tensors exist in full at a time, so consume it whole. A tied head is not yielded.
-
-    Args:
-        dtype: to which shards are rounded before they travel; None: they travel as they are.
-    """
-    names = ["tok_embeddings", *(f"layers.{index}" for index in range(model.config.num_layers)), "norm"]
-    if not model.tied:
-        names.append("lm_head")
-    for name in names:
-        part = next((part for part in model.parts if _block(part, name) is not None), None)
-        block = {} if part is None else _full_block(model, part, name, dtype)
-        yield from block.items() if pp_group is None else _from_owner(block, pp_group)
-
-
-def _block(part: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    found: torch.nn.Module | None = part
-    for step in name.split("."):
-        if isinstance(found, torch.nn.ModuleDict):
-            found = found[step] if step in found else None  # noqa: SIM401  # ModuleDict has no get
-        else:
-            found = getattr(found, step, None)
-        if found is None:
-            return None
-    return found
-
-
-def _full_block(
-    model: Model, part: torch.nn.Module, name: str, dtype: torch.dtype | None
-) -> dict[str, torch.Tensor]:
-    block = _block(part, name)
-    assert block is not None
-    full = {key: _whole(value, dtype) for key, value in block.state_dict(prefix=f"{name}.").items()}
-    converted: dict[str, torch.Tensor] = model.adapter.to_hf(full)
-    return converted
-
-
-def _whole(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    if not isinstance(value, DTensor):
-        return value
-    if value.device_mesh.size() == 1:
-        return value.to_local()
-    sent: Any = value.to(dtype=dtype)
-    return sent.full_tensor()  # type: ignore[no-any-return]
-
-
-def _from_owner(
-    block: dict[str, torch.Tensor], group: dist.ProcessGroup
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the block of the pipeline stage that has it, on every stage."""
-    rank = dist.get_rank(group)
-    described: list[Any] = [None] * dist.get_world_size(group)
-    mine = [(key, value.shape, value.dtype) for key, value in block.items()]
-    dist.all_gather_object(described, mine, group=group)
-    owner = next(index for index, found in enumerate(described) if found)
-    for key, shape, dtype in described[owner]:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-        value = block[key].contiguous() if rank == owner else torch.empty(shape, dtype=dtype, device=device)
-        dist.broadcast(value, group=group, group_src=owner)
-        yield key, value
 
 
 def export(

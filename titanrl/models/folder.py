@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 from titanrl.errors import ConfigError, suggest
 
 __all__ = [
-    "ARCHITECTURES", "ModelInfo", "atomic_folder", "inspect", "is_value_architecture", "num_labels",
-    "read_json", "vocabulary",
+    "ARCHITECTURES", "FAMILIES", "LANGUAGE", "VALUE", "ModelInfo", "atomic_folder", "inspect",
+    "is_value_architecture", "num_labels", "read_json", "vocabulary",
 ]  # fmt: skip
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "Qwen3ForCausalLM",
-    "LlamaForSequenceClassification",
-    "Qwen3ForSequenceClassification",
-)
-"""Language and value models of the families that TorchTitan's model and state-dict adapters cover here."""
-
+FAMILIES = {"Llama": "llama3", "Qwen3": "qwen3", "Qwen3Moe": "qwen3", "DeepseekV3": "deepseek_v3"}
+"""transformers' names of models -> the families of TorchTitan that compute them."""
+LANGUAGE, VALUE = "ForCausalLM", "ForSequenceClassification"
+ARCHITECTURES = tuple(f"{name}{kind}" for kind in (LANGUAGE, VALUE) for name in FAMILIES)
+"""Language and value models of those families."""
 
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that a safetensors file may have."""
@@ -54,7 +51,7 @@ class ModelInfo(NamedTuple):
 
 def is_value_architecture(name: str) -> bool:
     """Whether transformers' class of that name has a head that gives numbers instead of logits."""
-    return name.endswith("ForSequenceClassification")
+    return name.endswith(VALUE)
 
 
 def num_labels(config: dict[str, Any]) -> int:

@@ -31,7 +31,7 @@ class OneWeightRole(Role):
             one process all the same.
         """
         self.weight = torch.nn.Parameter(torch.ones(()))
-        dims = SimpleNamespace(pp=pp, tp=tp, get_optional_mesh=lambda _: None)
+        dims = SimpleNamespace(pp=pp, tp=tp, ep_enabled=False, get_optional_mesh=lambda _: None)
         mesh = SimpleNamespace(
             device=torch.device("cpu"), dims=dims, dp_group=None, pp_group=None, dp_degree=1, is_alone=False
         )

@@ -41,27 +41,6 @@ def assert_same_gradients(left: dict[str, torch.Tensor], right: dict[str, torch.
         )
 
 
-@pytest.mark.parametrize(
-    ("family", "tied"), [("llama", True), ("llama", False), ("qwen3", True), ("qwen3", False)]
-)
-def test_logits_and_export_equal_transformers(
-    tmp_path: Path, make_engine: Make, family: str, tied: bool
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    folder = tiny.create(tmp_path / "model", family=family, tied=tied, scale=0.2)
-    engine = make_engine(model=str(folder))
-    tokens = torch.randint(4, 90, (3, 20), generator=torch.Generator().manual_seed(0))
-    with engine.inference() as (model,):
-        logits = model(tokens)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
-    torch.testing.assert_close(logits, theirs, atol=2e-5, rtol=1e-5)
-    engine.export(tmp_path / "exported")
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
-    torch.testing.assert_close(exported(tokens).logits, theirs, atol=1e-6, rtol=1e-6)
-    assert (tmp_path / "exported" / "tokenizer.json").is_file()
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_score_equals_log_softmax_of_transformers(
     make_engine: Make, model_folder: Path, temperature: float

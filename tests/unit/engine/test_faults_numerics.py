@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from titanrl.engine import Engine, update
-from titanrl.engine.build import _check_stages
 from titanrl.engine.packing import lay_out
 from titanrl.engine.pipeline import line_length
-from titanrl.errors import ConfigError
-from titanrl.models.spec import HFConfig
 
 Make = Callable[..., Engine]
 
@@ -65,12 +60,3 @@ def test_pipeline_lines_are_divisible_by_tensor_parallel_ranks(
     longest: int, divisor: int, wanted: int
 ) -> None:
     assert line_length(longest, divisor) == wanted
-
-
-def test_more_stages_than_layers_are_refused(model_folder: Path) -> None:
-    mesh: Any = SimpleNamespace(
-        dims=SimpleNamespace(pp=4),
-        parallelism=SimpleNamespace(pipeline_parallel_schedule="Interleaved1F1B"),
-    )
-    with pytest.raises(ConfigError, match="makes 8 stages, which must be at most 4 for the 2 layers"):
-        _check_stages(HFConfig.read(model_folder), mesh, str(model_folder))

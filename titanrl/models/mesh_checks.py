@@ -1,0 +1,109 @@
+"""Whether a model can be laid out on a mesh: what is wrong, in numbers, and the nearest that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+from typing import TYPE_CHECKING
+
+from titanrl.errors import Problem
+from titanrl.models.hf_config import HFConfig
+
+if TYPE_CHECKING:
+    from titanrl.config.engine_tables import Parallelism
+
+__all__ = ["mesh_problems", "model_problems", "nearest"]
+
+STAGES_PER_RANK = {"1F1B": 1, "Interleaved1F1B": 2}
+"""Pipeline schedule -> stages of a rank."""
+
+
+def mesh_problems(mesh: Parallelism, world_size: int) -> list[Problem]:
+    """Returns what keeps the degrees from making a mesh of ``world_size`` processes."""
+    outer = mesh.data_parallel_replicate_degree * mesh.pipeline_parallel_degree
+    fixed, shard = outer * mesh.tensor_parallel_degree, mesh.data_parallel_shard_degree
+    if world_size % fixed or shard not in (-1, world_size // fixed):
+        if world_size % fixed:
+            size = fixed * max(shard, 1)
+            remedy = f"start {nearest(world_size, range(size, world_size + size + 1, size))} (--nproc)"
+        else:
+            remedy = f"set data_parallel_shard_degree = {world_size // fixed}, or start {fixed * shard}"
+        return [
+            Problem(
+                "parallelism",
+                f"degrees must multiply to the {world_size} processes, got replicate "
+                f"{mesh.data_parallel_replicate_degree} x shard {shard} x tensor "
+                f"{mesh.tensor_parallel_degree} x pipeline {mesh.pipeline_parallel_degree}; {remedy}.",
+            )
+        ]
+    experts, ranks = mesh.expert_parallel_degree, world_size // outer
+    if ranks % experts:
+        text = (
+            f"must divide the {ranks} ranks of shard degree x tensor degree, got {experts}; the nearest: "
+            f"{nearest(experts, _divisors(ranks))}."
+        )
+        return [Problem("parallelism", text, "expert_parallel_degree")]
+    return []
+
+
+def model_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[Problem]:
+    """Returns what keeps the model of ``folder`` from being cut as the degrees say."""
+    problems = []
+    tensor, pipeline = mesh.tensor_parallel_degree, mesh.pipeline_parallel_degree
+    heads = gcd(config.num_heads, config.num_heads if config.latent else config.num_kv_heads)
+    if heads % tensor:
+        text = (
+            f"must divide the {config.num_heads} heads and the {config.num_kv_heads} heads of keys and "
+            f"values of {folder}, got {tensor}; the nearest: {nearest(tensor, _divisors(heads))}."
+        )
+        problems.append(Problem("parallelism", text, "tensor_parallel_degree"))
+    # Embedding and head count as a layer each: TorchTitan would leave a stage with nothing.
+    each, most = STAGES_PER_RANK[mesh.pipeline_parallel_schedule], config.num_layers + 2
+    if pipeline > 1 and pipeline * each > most:
+        text = (
+            f"must be at most {most // each}, as schedule {mesh.pipeline_parallel_schedule!r} makes "
+            f"{pipeline * each} stages of the {config.num_layers} layers, embedding and head of {folder}, "
+            f"got {pipeline}."
+        )
+        problems.append(Problem("parallelism", text, "pipeline_parallel_degree"))
+    return problems + _expert_problems(config, mesh, folder)
+
+
+def _expert_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[Problem]:
+    degree, tensor, experts = mesh.expert_parallel_degree, mesh.tensor_parallel_degree, config.experts
+    if experts is None:
+        text = f"must be 1 for {folder}, which has no experts, got {degree}."
+        return [Problem("parallelism", text, "expert_parallel_degree")] if degree > 1 else []
+    problems = []
+    if experts.count % degree:
+        text = (
+            f"must divide the {experts.count} experts of {folder}, got {degree}; the nearest: "
+            f"{nearest(degree, _divisors(experts.count))}."
+        )
+        problems.append(Problem("parallelism", text, "expert_parallel_degree"))
+    if degree % tensor:
+        # Without it torchtitan 0.3.0 loses part of the gradient: of TP 2 half of some tensors.
+        text = f"must be a multiple of tensor_parallel_degree ({tensor}) for experts, got {degree}."
+        problems.append(Problem("parallelism", text, "expert_parallel_degree"))
+    if degree > 1 and tensor > 1 and not mesh.enable_sequence_parallel:
+        text = "must be true where experts are dealt to tensor-parallel ranks, got false."
+        problems.append(Problem("parallelism", text, "enable_sequence_parallel"))
+    if degree > 1 and mesh.data_parallel_replicate_degree > 1:
+        text = (
+            "must be 1 where experts are dealt to ranks, got "
+            f"{mesh.data_parallel_replicate_degree}; shard instead."
+        )
+        problems.append(Problem("parallelism", text, "data_parallel_replicate_degree"))
+    return problems
+
+
+def nearest(number: int, possible: Iterable[int]) -> str:
+    """Returns the nearest of ``possible`` below and above ``number`` in words: "2", "2 or 4"."""
+    below = [each for each in possible if each <= number]
+    above = [each for each in possible if each >= number]
+    chosen = dict.fromkeys([*([max(below)] if below else []), *([min(above)] if above else [])])
+    return " or ".join(map(str, chosen))
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
