@@ -7,7 +7,6 @@ from typing import Literal
 
 from titanrl.components.sources.dataset_files import OWNER, Records, open_records
 from titanrl.components.sources.dataset_formats import COLUMNS, OUT_KEYS, PARSERS, Format, Record
-from titanrl.components.sources.jsonl_rows import refuse_bad_rows
 from titanrl.errors import ConfigError, suggest
 from titanrl.protocols import FixedRow
 from titanrl.registry import register
@@ -32,7 +31,7 @@ class Dataset:
 
     Answers that begin with another role than assistant are whole conversations: what they share is the
     prompt. Without scores an answer's score is the number of those ranked below it. The margin of a pair is
-    the record's, or the difference of the scores, or 0. Every record is checked when the source is opened.
+    the record's, or the difference of the scores, or 0. Every record is checked before training.
     """
 
     path: str
@@ -78,25 +77,17 @@ class Dataset:
         """Returns the examples.
 
         Raises:
-            ConfigError: no such data, no record in it, or bad ones (the first ten, with place, column and
-            remedy).
+            ConfigError: no such data, or no record in it.
         """
         examples = Examples(self, open_records(self.path, self.split, self.subset))
         if not len(examples):
             raise ConfigError(f"{OWNER} path: {self.path!r} holds no row; add at least one.")
-        problems = []
-        for index in range(len(examples)):
-            try:
-                examples[index]
-            except ValueError as error:
-                problems.append(f"{examples.place(index)}: {error}")
-        refuse_bad_rows(problems)
         return examples
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples of a file, in its order; each is parsed when it is asked for."""
+    """The examples of a file, in its order; each is parsed when it is asked for, and refused if it is bad."""
 
     settings: Dataset
     records: Records

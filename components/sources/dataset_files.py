@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from titanrl.components.sources.jsonl_rows import parse_lines, parse_object
+from titanrl.components.sources.jsonl_rows import parse_object, read_lines
 from titanrl.errors import ConfigError
 
 __all__ = ["OWNER", "Records", "open_records"]
@@ -15,13 +15,33 @@ __all__ = ["OWNER", "Records", "open_records"]
 OWNER = "source 'dataset'"
 
 
+class Values(Protocol):
+    """Records by their index; one that is none raises ValueError when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Records:
     """Records in the order of the file; Arrow tables are read where they lie."""
 
-    values: Sequence[Mapping[str, Any]]
+    values: Values
     place: Callable[[int], str]
     """Index -> where the record stands, as messages name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of JSON, each parsed when it is asked for: text is a fraction of the objects it becomes."""
+
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return parse_object(self.texts[index])
 
 
 def open_records(path: str, split: str | None, subset: str | None) -> Records:
@@ -39,9 +59,8 @@ def open_records(path: str, split: str | None, subset: str | None) -> Records:
 
 
 def _json_lines(path: str) -> Records:
-    found = parse_lines(Path(path), OWNER, parse_object)
-    numbers = [number for number, _ in found]
-    return Records([row for _, row in found], lambda index: f"{path}:{numbers[index]}")
+    numbers, texts = zip(*read_lines(Path(path), OWNER), strict=True)
+    return Records(Lines(texts), lambda index: f"{path}:{numbers[index]}")
 
 
 def _parquet(path: str) -> Records:

@@ -43,8 +43,7 @@ class JSONLines:
             ConfigError: no such file, no row in it, or bad rows (the first ten, with file, line, key and
             remedy).
         """
-        prompts = parse_lines(Path(self.path), "source 'jsonl'", self._prompt)
-        return Rows(tuple(prompt for _, prompt in prompts))
+        return Rows(tuple(parse_lines(Path(self.path), "source 'jsonl'", self._prompt)))
 
     def _prompt(self, line: str) -> Prompt:
         row = parse_object(line)

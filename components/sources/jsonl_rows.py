@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from titanrl.errors import ConfigError
 from titanrl.protocols import Messages
 
-__all__ = ["parse_lines", "parse_messages", "parse_object", "refuse_bad_rows"]
+__all__ = ["parse_lines", "parse_messages", "parse_object", "read_lines"]
 
 T = TypeVar("T")
 ROLES = ("system", "user", "assistant", "tool")
@@ -18,14 +18,14 @@ SHOWN = 10
 """Bad rows that a message shows; the others it counts."""
 
 
-def parse_lines(path: Path, owner: str, parse: Callable[[str], T]) -> list[tuple[int, T]]:
-    """Returns (line number, what ``parse`` made of it) of each line of a UTF-8 file that is not blank.
+def read_lines(path: Path, owner: str) -> list[tuple[int, str]]:
+    """Returns (line number, text) of each line of a UTF-8 file that is not blank, at least one.
 
     Args:
-        owner: how messages name the source. parse: raises ValueError for a bad line.
+        owner: how messages name the source.
 
     Raises:
-        ConfigError: no such file, no row in it, or bad rows.
+        ConfigError: no such file, or no row in it.
     """
     try:
         # Not splitlines: it also cuts at separators that stand inside texts.
@@ -34,24 +34,31 @@ def parse_lines(path: Path, owner: str, parse: Callable[[str], T]) -> list[tuple
         raise ConfigError(f"{owner} path: '{path}' does not exist; check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{owner} path: '{path}' can't be read: {error}.") from None
-    found, problems = [], []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append((number, parse(line)))
-            except ValueError as error:
-                problems.append(f"{path}:{number}: {error}")
-    refuse_bad_rows(problems)
+    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"{owner} path: '{path}' holds no row; add at least one.")
     return found
 
 
-def refuse_bad_rows(problems: Sequence[str]) -> None:
-    """Raises ConfigError with the first of ``problems`` and the number of the others, if there are any."""
+def parse_lines(path: Path, owner: str, parse: Callable[[str], T]) -> list[T]:
+    """Returns what ``parse`` made of each line of a file that is not blank.
+
+    Args:
+        owner: how messages name the source. parse: raises ValueError for a bad line.
+
+    Raises:
+        ConfigError: no such file, no row in it, or bad rows, of which the first ten are shown.
+    """
+    found, problems = [], []
+    for number, line in read_lines(path, owner):
+        try:
+            found.append(parse(line))
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
     if problems:
         hidden = len(problems) - SHOWN
         raise ConfigError("\n".join([*problems[:SHOWN], *[f"and {hidden} more bad rows."][: hidden > 0]]))
+    return found
 
 
 def parse_object(line: str) -> dict[str, Any]:

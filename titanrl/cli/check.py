@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from titanrl.ablation.plan import is_ablation, plan
+from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
@@ -28,6 +29,9 @@ def check(
     ],
     overrides: SET = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also read all of [data]: bad rows, long rows, a histogram.")
+    ] = False,
 ) -> None:
     """Find every mistake of experiment and ablation files without loading a model."""
     lazy_torch()
@@ -35,11 +39,15 @@ def check(
     for file in files:
         try:
             if is_ablation(file):
+                if data:
+                    raise ConfigError(f"{file}: --data reads experiments; give it the ablation's base.")
                 plan(file, overrides or [], nproc)
             else:
                 experiment = load(file, overrides or [])
                 if problems := verify(experiment, nproc):
                     raise ConfigError(problems, file=str(file))
+                if data and (bad := scan_data(experiment, Console())):
+                    raise ConfigError(f"{bad} bad examples; mend or remove them.", file=str(file))
         except ConfigError as error:
             failed = True
             typer.secho(str(error), fg="red", err=True)

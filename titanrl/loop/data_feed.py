@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titanrl.errors import ConfigError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
     from titanrl.loop.tokens import Tokens
 
-__all__ = ["DataFeed", "Drawn", "held_out_data", "training_data"]
+__all__ = ["DataFeed", "Drawn", "Scan", "held_out_data", "open_data", "training_data"]
 
 SHOWN = 10
 """Bad examples that a message shows; the others it counts."""
@@ -27,6 +27,19 @@ class Drawn(NamedTuple):
     """The rows of each example."""
     dropped: int
     """Examples that were left out before these were found, because they are too long."""
+
+
+class Scan(NamedTuple):
+    """What a data source holds."""
+
+    problems: list[str]
+    """Place and fault of each example that cannot be trained on; too long ones where they are refused."""
+    dropped: int
+    """Examples that are left out because they are too long."""
+    row_tokens: list[int]
+    """Length of each tokenized row, of bad examples none."""
+    trained_tokens: int
+    """How many of those tokens are trained on."""
 
 
 class DataFeed:
@@ -57,30 +70,54 @@ class DataFeed:
         self._order = Order(len(self.source), seed=seed)
 
     def check(self, count: int | None = None) -> None:
-        """Looks at the first ``count`` examples, or all, where too long ones are refused.
+        """Reads every example, and tokenizes the first ``count``, or all, where too long ones are refused.
 
         Raises:
-            ConfigError: naming those that are too long or can't be tokenized.
+            ConfigError: naming those that are bad, too long or can't be tokenized.
         """
-        if self.settings.too_long == "drop":
-            return
-        problems = []
-        for index in range(len(self.source) if count is None else min(count, len(self.source))):
-            try:
-                if (longest := self._longest(self._rows(index))) > self._seq_len:
-                    problems.append(self._too_long(index, longest))
-            except ConfigError:
-                raise
-            except ValueError as error:
-                problems.append(f"{self.source.place(index)}: {error}")
+        problems = self.scan(0 if self.settings.too_long == "drop" else count).problems
         if problems:
             hidden = len(problems) - SHOWN
             more = [f"and {hidden} more examples."] if hidden > 0 else []
             raise ConfigError("\n".join([*problems[:SHOWN], *more]))
 
+    def scan(self, count: int | None = None) -> Scan:
+        """Returns what every example is like; the first ``count``, or all, are tokenized for it."""
+        problems: list[str] = []
+        row_tokens: list[int] = []
+        dropped = trained = 0
+        for index in range(len(self.source)):
+            try:
+                rows = self.source[index]
+                encoded = [self._encode(row) for row in rows] if count is None or index < count else []
+            except ConfigError:
+                raise
+            except ValueError as error:
+                problems.append(f"{self.source.place(index)}: {error}")
+                continue
+            row_tokens += [len(row.ids) for row in encoded]
+            trained += sum(sum(row.trained) for row in encoded)
+            if encoded and (longest := self._longest(encoded)) > self._seq_len:
+                if self.settings.too_long == "refuse":
+                    problems.append(self._too_long(index, longest))
+                else:
+                    dropped += 1
+        return Scan(problems, dropped, row_tokens, trained)
+
     def take(self, count: int) -> Drawn:
         """Returns the next ``count`` examples that fit."""
         return self._collect(count, lambda: self._order.take())
+
+    def walk(self, count: int | None = None) -> Iterator[list[EncodedRow]]:
+        """Yields the rows of the first ``count`` examples that fit, or of all, as the source has them."""
+        given = 0
+        for index in range(len(self.source)):
+            if given == count:
+                return
+            rows = self._rows(index)
+            if self._longest(rows) <= self._seq_len:
+                given += 1
+                yield rows
 
     def first(self, count: int) -> Drawn:
         """Returns the first ``count`` examples that fit, as the source has them, or all if it has fewer."""
@@ -133,7 +170,7 @@ class DataFeed:
 def training_data(experiment: Experiment, tokens: Tokens) -> DataFeed:
     """Returns the data of training, checked."""
     assert experiment.data is not None
-    feed = _feed(experiment, experiment.data, tokens, table="data")
+    feed = open_data(experiment, experiment.data, tokens, table="data")
     feed.check()
     return feed
 
@@ -144,12 +181,18 @@ def held_out_data(experiment: Experiment, tokens: Tokens) -> DataFeed | None:
     evaluation = experiment.evaluation
     if evaluation is None or evaluation.data is None:
         return None
-    feed = _feed(experiment, evaluation.data, tokens, table="evaluation.data")
+    feed = open_data(experiment, evaluation.data, tokens, table="evaluation.data")
     feed.check(evaluation.num_prompts)
     return feed
 
 
-def _feed(experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str) -> DataFeed:
+def open_data(experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str) -> DataFeed:
+    """Returns a feed of one source of the experiment, unchecked.
+
+    Args:
+        table: where the source stands.
+    """
+
     def encode(row: FixedRow) -> EncodedRow:
         return encode_row(row, tokens)
 

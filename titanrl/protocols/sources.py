@@ -71,7 +71,12 @@ class DataSource(Protocol):
     """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]: ...
+    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+        """Raises:
+        ValueError: a bad example: the column, what is wrong with it, the remedy; its place is added.
+        """
+        ...
+
     def place(self, index: int) -> str:
         """Returns where an example stands, as messages name it: ``pairs.jsonl:12``."""
         ...
@@ -95,4 +100,10 @@ class DataSettings(Protocol):
         """Whether rows come in pairs, the chosen before the rejected."""
         ...
 
-    def open(self) -> DataSource: ...
+    def open(self) -> DataSource:
+        """Returns the examples, none of them read yet: bad ones raise when they are.
+
+        Raises:
+            ConfigError: there are none, or they cannot be reached.
+        """
+        ...

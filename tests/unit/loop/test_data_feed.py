@@ -31,6 +31,8 @@ class Texts:
         return len(self.texts)
 
     def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+        if self.texts[index] == "broken":
+            raise ValueError("is broken.")
         return (FixedRow("p", self.texts[index]),)
 
     def place(self, index: int) -> str:
@@ -39,6 +41,7 @@ class Texts:
 
 def encode(row: FixedRow) -> EncodedRow:
     assert isinstance(row.response, str)
+    assert row.response != "unread"
     if row.response == "bad":
         raise ValueError("is bad.")
     ids = [ord(letter) for letter in f"p{row.response}"]
@@ -87,6 +90,19 @@ def test_too_long_examples_are_refused_before_training_all_counted() -> None:
     assert text.count("texts:") == 10
     assert text.endswith("and 3 more examples.")
     feed("abc", "abcd").check(1)
+
+
+@pytest.mark.parametrize("keys", [{}, {"too_long": "drop"}])
+def test_every_example_is_read_before_training_however_few_are_tokenized(keys: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"^texts:3: is broken\.$"):
+        feed("a", "unread", "broken", **keys).check(1)
+
+
+def test_scan_counts_what_is_there() -> None:
+    found = feed("a", "toolong", "broken", "bc").scan()
+    assert [each.partition(":")[2][0] for each in found.problems] == ["2", "3"]
+    assert (found.dropped, found.row_tokens, found.trained_tokens) == (0, [2, 8, 3], 10)
+    assert feed("a", "toolong", too_long="drop").scan()[:2] == ([], 1)
 
 
 def test_example_that_cannot_be_tokenized_is_named() -> None:

@@ -36,7 +36,11 @@ def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) 
         score=model.score, update=model.update, measure=model.measure,
     )  # fmt: skip
     experiment = SimpleNamespace(
-        loop=SimpleNamespace(**loop), algorithm=chosen, critic=None, run=SimpleNamespace(seed=0)
+        loop=SimpleNamespace(**loop),
+        algorithm=chosen,
+        critic=None,
+        run=SimpleNamespace(seed=0),
+        model=SimpleNamespace(head="language"),
     )
     given: dict[str, Any] = {
         "experiment": experiment, "engine": engine, "tokens": None, "feed": None, "held_out": None,

@@ -27,12 +27,14 @@ def rows(tmp_path: Path, record: Any, **keys: Any) -> tuple[FixedRow, ...]:
     return settings(path, **keys).open()[0]  # type: ignore[no-any-return]
 
 
-def refusal(tmp_path: Path, records: Sequence[Any], **keys: Any) -> str:
+def refusal(tmp_path: Path, text: str, **keys: Any) -> str:
+    """Returns what is said of the first row of a file, with its place."""
     path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(map(json.dumps, records)))
-    with pytest.raises(titanrl.ConfigError) as error:
-        settings(path, **keys).open()
-    return str(error.value)
+    path.write_text(text)
+    examples = settings(path, **keys).open()
+    with pytest.raises(ValueError, match=r"\.") as error:
+        examples[0]
+    return f"{examples.place(0)}: {error.value}"
 
 
 def scalars(found: Sequence[FixedRow], key: str) -> list[float]:
@@ -132,15 +134,17 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 def test_bad_row_is_named_with_file_line_column_and_remedy(
     tmp_path: Path, format: str, record: Any, message: str
 ) -> None:
-    assert f"{tmp_path}/data.jsonl:1: {message}" in refusal(tmp_path, [record], format=format)
+    assert f"{tmp_path}/data.jsonl:1: {message}" in refusal(tmp_path, json.dumps(record), format=format)
 
 
-def test_bad_rows_are_counted_and_the_first_ten_shown(tmp_path: Path) -> None:
-    good, bad = {"messages": [USER, GOOD]}, {"messages": []}
-    text = refusal(tmp_path, [good, *[bad] * 12], format="messages")
-    assert text.count("data.jsonl:") == 10
-    assert "data.jsonl:2:" in text
-    assert text.endswith("and 2 more bad rows.")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{'a': 1}", "not JSON (Expecting property name"), ("[1]", "must be an object, got list; write one")],
+)
+def test_line_that_is_no_object_is_named_and_hides_no_other(tmp_path: Path, line: str, message: str) -> None:
+    good = json.dumps({"messages": [USER, GOOD]})
+    assert f"data.jsonl:2: {message}" in refusal(tmp_path, f"\n{line}\n{good}", format="messages")
+    assert len(settings(tmp_path / "data.jsonl", format="messages").open()[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,9 +163,8 @@ def test_keys_that_say_nothing_are_refused(tmp_path: Path, keys: dict[str, Any],
 
 
 def test_split_of_a_single_file_is_refused(tmp_path: Path) -> None:
-    assert "split: a single file has none, got 'test'" in refusal(
-        tmp_path, [{"messages": [USER, GOOD]}], format="messages", split="test"
-    )
+    with pytest.raises(titanrl.ConfigError, match="split: a single file has none, got 'test'"):
+        settings(tmp_path / "data.jsonl", format="messages", split="test").open()
 
 
 def test_parquet_and_saved_datasets_give_what_json_lines_give(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""``titanrl check --data``: what the data of an experiment are like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.test_commands import titanrl
+from titanrl.cli.scan import histogram
+
+FILE = """
+[model]
+path = "{model}"
+[data]
+name = "dataset"
+path = "{data}"
+format = "messages"
+[algorithm.loss]
+name = "sft"
+[algorithm.aggregation]
+name = "token_mean"
+[loop]
+steps = 1
+prompts_per_step = 1
+[training]
+seq_len = 60
+"""
+
+
+@pytest.fixture
+def supervised(model: Path, tmp_path: Path) -> Path:
+    """An experiment on five conversations: one broken line, one without an answer, a long one, two good."""
+    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}
+    long = {"role": "assistant", "content": "word " * 80}
+    records = [[user, answer], [user], [user, long], [user, answer]]
+    lines = [json.dumps({"messages": each}) for each in records]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join([*lines, "{"]))
+    path = tmp_path / "sft.toml"
+    path.write_text(FILE.format(model=model, data=data))
+    return path
+
+
+def test_bad_and_long_rows_are_named_and_counted_and_lengths_drawn(supervised: Path) -> None:
+    result = titanrl("check", supervised, "--data")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    for text in (
+        "rows.jsonl:2: messages holds no assistant message; nothing of it could be trained.",
+        "rows.jsonl:3: [data] has a row of",
+        "rows.jsonl:5: not JSON",
+        "[data] 5 examples, 3 that cannot be trained on.",
+        "3 rows of",
+        "tokens",
+        "\u2588",
+    ):
+        assert text in result.output
+
+
+def test_data_that_can_be_trained_on_is_right(supervised: Path, tmp_path: Path) -> None:
+    good = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join([good[0], good[2]]))
+    result = titanrl("check", supervised, "--data", "--set", "data.too_long=drop")
+    assert result.exit_code == 0, result.output
+    assert "2 examples, 0 that cannot be trained on, 1 dropped as longer than [training] seq_len" in (
+        result.output
+    )
+    assert "rows.jsonl:" not in result.output
+
+
+def test_experiment_without_data_has_none_to_read(file: Path) -> None:
+    result = titanrl("check", file, "--data")
+    assert result.exit_code == 2
+    assert "--data reads [data], which this experiment has not; leave the option out." in result.output
+
+
+def test_histogram_has_round_bins_and_every_row_in_one() -> None:
+    assert list(histogram([3, 7, 7, 31])) == [
+        (0, 4, 1), (5, 9, 2), (10, 14, 0), (15, 19, 0), (20, 24, 0), (25, 29, 0), (30, 34, 1),
+    ]  # fmt: skip
+    assert list(histogram([5])) == [(5, 5, 1)]
+    for top in (11, 12, 99, 1000, 123_457):
+        bins = list(histogram([1, top]))
+        assert 1 < len(bins) <= 12
+        assert sum(count for _, _, count in bins) == 2
