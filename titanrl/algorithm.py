@@ -109,6 +109,11 @@ class Algorithm:
         return self.advantage is not None and getattr(type(self.advantage), "is_group_relative", True)
 
     @property
+    def pairs_answers(self) -> bool:
+        """Whether the loss compares the rows of pairs."""
+        return bool(getattr(type(self.loss), "paired", False))
+
+    @property
     def kl_in_loss(self) -> KLTerm | None:
         """The KL term if it is part of the loss."""
         return self.kl if self.kl is not None and self.kl.placement == "loss" else None

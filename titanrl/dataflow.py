@@ -157,6 +157,9 @@ def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Flow]:
     kl, result = algorithm.kl, []
     for i, chosen in enumerate(algorithm.filter):
         result.append(Flow("estimate", label(chosen), f"algorithm.filter.{i}", _in_keys(chosen)))
+    if algorithm.pairs_answers and "sampler_logprob" in given:
+        reads: tuple[BatchKey, ...] = ("reward", "group_id")
+        result.append(Flow("estimate", f"pairs for {label(algorithm.loss)}", "algorithm.loss", reads))
     wants_tokens = algorithm.advantage is not None and "token_reward" in _in_keys(algorithm.advantage)
     wants_tokens = wants_tokens or "token_reward" in _in_keys(algorithm.loss)
     in_reward = kl is not None and kl.placement == "reward"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,14 @@ def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Trai
     reverse_kl = [-step["advantage/mean"] for step in trained.steps]
     assert reverse_kl[0] > 0.5
     assert reverse_kl[-1] < 0.75 * reverse_kl[0]
+
+
+def test_online_pairs_raise_the_reward_that_judges_them(train: Train) -> None:
+    steps = train("online_dpo", overrides=[*LEARNING, "loop.prompts_per_step=16"]).steps
+    # The reference is the initial policy: ln 2 whatever was sampled, so long as each pair is one prompt's.
+    assert steps[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-5)
+    first, last = ([step["reward/mean"] for step in part] for part in (steps[:3], steps[-3:]))
+    assert sum(last) > sum(first) + 0.3
 
 
 def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train: Train) -> None:

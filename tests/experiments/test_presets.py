@@ -149,6 +149,9 @@ ROWS = {
     "aot": dpo("variant=aot"),
     "aot_unpaired": dpo("variant=aot_unpaired"),
     "wpo": dpo("weighting=wpo"),
+    "online_dpo": Row(
+        loss="dpo", aggregation="sequence_mean", samples=2, lr=5e-7, anchored=True,
+    ),
     "ipo": fixed("ipo", "preference", lr=5e-7, anchored=True),
     "simpo": fixed("simpo", "preference", lr=5e-7),
     "orpo": fixed("orpo", "preference", lr=5e-6),

@@ -65,7 +65,12 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
 
 
 def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> list[Problem]:
-    if not algorithm.compares_groups or loop.samples_per_prompt >= 2 or data is not None:
+    if loop.samples_per_prompt >= 2 or data is not None:
+        return []
+    if algorithm.pairs_answers:
+        text = f"must be >= 2 for {label(algorithm.loss)}, got 1; its pairs are answers to one prompt."
+        return [Problem("loop", text, "samples_per_prompt")]
+    if not algorithm.compares_groups:
         return []
     text = (
         f"must be >= 2 for {label(algorithm.advantage)}, got {loop.samples_per_prompt}; it compares the "

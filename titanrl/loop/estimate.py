@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from titanrl.loop.pairs import in_pairs
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
@@ -27,7 +28,8 @@ __all__ = ["estimate", "weigh"]
 def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
     """Returns the rows that pass the filters, with all that stage `estimate` writes, and its metrics.
 
-    Filters see the whole batch, each by itself, and a row must pass them all. Then, where read or configured:
+    Filters see the whole batch, each by itself, and a row must pass them all. Sampled rows are put in pairs
+    for losses on pairs: see ``in_pairs``. Then, where read or configured:
     token_reward (the reward on the last trainable token, less KL-in-reward), advantage (less
     KL-in-advantage) and returns, and the corrections chained into correction_weight and keep.
 
@@ -36,13 +38,15 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         algorithm: its controllers give the present coefficients.
 
     Returns:
-        A new batch of at most N rows, maybe of none, and metrics; one that has nothing to average is absent.
+        A new batch, maybe of no row, and metrics; one that has nothing to average is absent.
     """
     metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
     if algorithm.filter:
         keep = torch.stack([chosen(batch) for chosen in algorithm.filter]).all(0)
         metrics["filter/kept_fraction"] = keep.double().mean()
         batch = batch[keep]
+    if algorithm.pairs_answers and "reward" in batch:  # Fixed pairs come as such.
+        batch = in_pairs(batch)
     batch = batch.copy()
     kl = algorithm.kl
     if kl is not None and kl.placement != "loss":

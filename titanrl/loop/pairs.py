@@ -1,0 +1,35 @@
+"""Judged answers -> preference pairs, in the order in which losses on pairs read them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from tensordict import TensorDict
+
+__all__ = ["in_pairs"]
+
+
+def in_pairs(batch: TensorDict) -> TensorDict:
+    """Returns every two rows of a group of unequal reward as rows 2i (the better) and 2i + 1 (the worse).
+
+    A row stands in as many pairs as there are answers of its group of another reward, in none if all are
+    equal. Rows without a reward (NaN) are left out. Groups stay in order, the best answers first; the source
+    `dataset` makes the same pairs of a ranking.
+
+    Args:
+        batch: [N] sampled rows with group_id and reward.
+
+    Source: online DPO 2402.04792, with two answers to a prompt.
+    """
+    rewards: list[float] = batch["reward"].tolist()
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(batch["group_id"].tolist()):
+        groups.setdefault(group, []).append(row)
+    chosen: list[int] = []
+    for rows in groups.values():
+        scored = sorted((row for row in rows if rewards[row] == rewards[row]), key=lambda row: -rewards[row])
+        for better, worse in combinations(scored, 2):
+            if rewards[better] > rewards[worse]:
+                chosen += [better, worse]
+    return batch[torch.tensor(chosen, dtype=torch.int64)]
