@@ -11,7 +11,7 @@ from titanrl.errors import Problem
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
-    from titanrl.config.tables import Teacher
+    from titanrl.config.tables import Reference, Teacher
     from titanrl.protocols import DataSettings
 
 __all__ = ["ROLE_CHECKS"]
@@ -57,4 +57,19 @@ def _teacher_top_k(algorithm: Algorithm, teacher: Teacher | None, data: DataSett
     return [Problem("teacher", text, "top_k")]
 
 
-ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (_two_policies, _teacher_top_k)
+def _cached_reference(
+    algorithm: Algorithm, reference: Reference | None, data: DataSettings | None
+) -> list[Problem]:
+    if reference is None or reference.cache is None:
+        return []
+    if data is None:
+        text = "must be left out with [prompts]; sampled answers are new in each step."
+        return [Problem("reference", text, "cache")]
+    if any("reference_point" in actor.reads for actor in flows(algorithm, (), ("reference",), data)):
+        reader = label(algorithm.loss)
+        text = f"must be left out for {reader}: its reference point is taken on new rows in each step."
+        return [Problem("reference", text, "cache")]
+    return []
+
+
+ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (_two_policies, _teacher_top_k, _cached_reference)

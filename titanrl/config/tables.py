@@ -78,6 +78,9 @@ class Reference:
     """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
+    cache: str | None = None
+    """Folder of log-probs on [data]: computed once before training, found again by later runs, and then the
+    model takes no memory in training; relative to the working directory. Omitted: computed in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic
 
 import torch
@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from titanrl.loop.data_feed import DataFeed, held_out_data
 from titanrl.loop.prompts import PromptFeed, held_out_prompts
+from titanrl.loop.reference_cache import ReferenceCache, reference_cache
 from titanrl.loop.state import LoopState
 from titanrl.loop.tokens import Tokens
 from titanrl.objective import Objective
@@ -51,6 +52,8 @@ class Session(Generic[Feed]):
     state: LoopState
     live_sampler: Sampler | None
     """None where nothing is sampled."""
+    reference_cache: ReferenceCache | None = None
+    """The reference's log-probs, in the place of its model; None: the model is there if it is read."""
 
     @property
     def sampler(self) -> Sampler:
@@ -133,7 +136,16 @@ def open_session(
     examples = held_out_data(experiment, tokens)
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed, algorithm)
-    engine = Engine(EngineConfig.of(experiment), state=state, checkpoints=folder / "checkpoints")
+    config = EngineConfig.of(experiment)
+    cache = reference_cache(experiment, feed, examples) if isinstance(feed, DataFeed) else None
+    if cache is not None and cache.is_complete:
+        config = replace(config, frozen={k: v for k, v in config.frozen.items() if k != "reference"})
+    engine = Engine(config, state=state, checkpoints=folder / "checkpoints")
+    if cache is not None:
+        if "reference" in engine.frozen:
+            cache.fill(engine)
+            del engine.frozen["reference"]
+        cache.load()
     if resume:
         engine.load()
     kl, loop = algorithm.kl_in_loss, experiment.loop
@@ -153,7 +165,7 @@ def open_session(
         held_out_data=examples, scored_keys=scored_keys, objective=objective,
         critic_objective=critic_objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
-        live_sampler=start_sampler(experiment, engine, tokens),
+        reference_cache=cache, live_sampler=start_sampler(experiment, engine, tokens),
     )  # fmt: skip
 
 

@@ -79,7 +79,10 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
         outputs = session.engine.score(batch, keys=tuple(SCORED[key] for key in policy))
         batch.update({key: outputs[SCORED[key]] for key in policy})
     if "ref_logprob" in reads:
-        batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
+        if (cache := session.reference_cache) is not None:
+            batch["ref_logprob"] = cache.logprob(batch)
+        else:
+            batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
     if teacher := tuple(key for key in TAUGHT if key in reads):
         outputs = session.engine.frozen["teacher"].score(batch, keys=tuple(TAUGHT[key] for key in teacher))
         batch.update({key: outputs[TAUGHT[key]] for key in teacher})

@@ -27,6 +27,7 @@ prompts_per_step = 8
 """
 HELD_OUT = "evaluation={{data={{name='dataset', path='x.jsonl', format='{}'}}}}".format
 ASKED = "evaluation={prompts={name='jsonl', path='x'}}"
+ONLINE = ["algorithm.loss={name='simpo'}", "algorithm.advantage=", "algorithm.kl=", "reference="]
 SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{name='repetition'}]"
 
 
@@ -91,6 +92,10 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
             ),
         ),
         (["algorithm.old_logprob=sampler"], "[algorithm] old_logprob must be 'recompute' with [data]"),
+        (
+            ["algorithm.loss={name='kto'}", "data.format=unpaired", "reference.cache=x"],
+            "[reference] cache must be left out for loss 'kto': its reference point is taken on new rows",
+        ),
         (["data.formt=ranked"], "[data] formt is not a key of source 'dataset', got 'ranked'; did you mean"),
     ],
 )  # fmt: skip
@@ -106,6 +111,15 @@ def test_tables_that_do_not_go_with_data_are_refused(
     ("overrides", "message"),
     [
         (["sampler="], "[sampler] is missing; it answers the [prompts]."),
+        (["reference.cache=x"], "[reference] cache must be left out with [prompts]; sampled answers are new"),
+        (
+            [*ONLINE, "loop.samples_per_prompt=1"],
+            "[loop] samples_per_prompt must be >= 2 for loss 'simpo', got 1; its pairs are answers to one",
+        ),
+        (
+            [*ONLINE, "loop.samples_per_prompt=2", "reward="],
+            "pairs for loss 'simpo' reads 'reward', which no stage writes; add a [[reward]].",
+        ),
         (
             ["prompts={name='dataset', path='x.jsonl', format='messages'}"],
             "[prompts] name must not be 'dataset', which brings fixed answers; use one of: jsonl, lab_source",
