@@ -135,7 +135,7 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
         return gradient, value, sums
 
     # Isolated, or the objectives of one process would share one limit of eight graphs.
-    graph = torch.compile(
+    graph = torch.compile(  # type: ignore[call-overload]  # its overloads lack isolate_recompiles
         with_gradient, fullgraph=True, dynamic=True, backend=backend, isolate_recompiles=True
     )
 

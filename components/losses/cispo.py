@@ -39,6 +39,7 @@ class CISPO:
     log_ratio_clamp: float = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats, > 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "clip_low", "(0, 1]")

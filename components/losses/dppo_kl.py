@@ -42,6 +42,7 @@ class DPPOKL:
     ratio_cap: float = 20.0
     """Cap of the ratio, >= 1."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "low", "(0, inf)")

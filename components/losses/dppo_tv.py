@@ -40,6 +40,7 @@ class DPPOTV:
     ratio_cap: float = 20.0
     """Cap of the ratio, >= 1."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "low", "(0, 1]")

@@ -43,6 +43,7 @@ class GSPO:
     log_ratio_clamp: float = 10.0
     """Bound of the mean log-ratio before exp, nats, > 0; a row beyond it moves nothing."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "clip_low", "(0, 1)")

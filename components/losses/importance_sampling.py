@@ -32,6 +32,7 @@ class ImportanceSampling:
     log_ratio_clamp: float = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats, > 0; a token beyond it moves nothing."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "log_ratio_clamp", "(0, inf)")

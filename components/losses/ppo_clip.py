@@ -63,6 +63,10 @@ class PPOClip:
     def in_keys(self) -> tuple[str, ...]:
         return ("old_logprob", "advantage", *(("reward",) if self.positive_nll else ()))
 
+    @property
+    def is_zero_without_advantage(self) -> bool:
+        return self.positive_nll == 0
+
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
         advantage = where0(mask, batch["advantage"])

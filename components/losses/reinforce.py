@@ -24,6 +24,7 @@ class Reinforce:
     """
 
     in_keys: ClassVar[tuple[str, ...]] = ("advantage",)
+    is_zero_without_advantage: ClassVar[bool] = True
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

@@ -24,6 +24,23 @@ def test_two_policy_mode_scores_nothing_and_reports_the_gap(
     assert all(step["loss/approx_kl"] < 1e-6 for step in trained.steps)
 
 
+def test_rows_without_advantage_may_be_skipped_with_the_same_gradient(train: Train) -> None:
+    # Rewards of answers without a digit alone: in some groups all have it, in some steps every group.
+    steps = {}
+    for skip in ("false", "true"):
+        overrides = [
+            f"loop.skip_zero_advantage={skip}", "loop.steps=3", "loop.samples_per_prompt=2",
+            "algorithm.aggregation.length=8",
+        ]  # fmt: skip
+        steps[skip] = train("dr_grpo", PROMPTS + REWARDS, overrides).steps
+    for whole, fewer in zip(steps["false"], steps["true"], strict=True):
+        assert whole["update/grad_norm"] == pytest.approx(fewer["update/grad_norm"], rel=1e-5)
+    computed = {
+        skip: sum(step["update/computed_tokens"] for step in metrics) for skip, metrics in steps.items()
+    }
+    assert 0 < computed["true"] < computed["false"]
+
+
 def test_two_policy_mode_of_several_optimizer_steps_has_no_gap_to_report(train: Train) -> None:
     trained = train("dppo", overrides=["loop.epochs=2", "loop.steps=1", "optimizer.lr=1e-2"])
     assert "sample/logprob_gap" not in trained.steps[0]

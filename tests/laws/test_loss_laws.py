@@ -22,6 +22,7 @@ from titanrl import PolicyOutputs
 from titanrl.objective import Objective
 
 ALL = tables()
+SILENT = [table for table in ALL if getattr(titanrl.build("loss", table), "is_zero_without_advantage", False)]
 every_loss = pytest.mark.parametrize("table", ALL, ids=map(table_id, ALL))
 NO_TERMS = torch.zeros(2)
 GARBAGE = (math.nan, math.inf, -math.inf, 1e9)
@@ -119,6 +120,26 @@ def test_loss_does_not_depend_on_the_order_of_rows(
     moved_value, moved_gradient, _ = evaluate(loss, *batches.take(policy, batch, order))
     assert close(moved_value, value[order])
     assert close(moved_gradient, gradient[order])
+
+
+@pytest.mark.parametrize("table", SILENT, ids=map(table_id, SILENT))
+@given(sample=batches.samples(), dead=st.sets(st.integers(0, 11)))
+@LAW
+def test_loss_that_says_so_is_zero_in_rows_without_advantage_and_does_not_miss_them(
+    table: Table, sample: tuple[PolicyOutputs, Batch], dead: set[int]
+) -> None:
+    loss = titanrl.build("loss", table)
+    policy, batch = sample
+    rows = len(batch["loss_mask"])
+    silent = torch.tensor([row in dead for row in range(rows)])
+    batch["advantage"] = torch.where(silent[:, None], 0.0, batch["advantage"])
+    value, gradient, _ = evaluate(loss, policy, batch)
+    assert not value[silent].any()
+    assert not gradient[silent].any()
+    if not silent.all():
+        left = evaluate(loss, *batches.take(policy, batch, (~silent).nonzero()[:, 0]))
+        assert close(left[0], value[~silent])
+        assert close(left[1], gradient[~silent])
 
 
 @every_loss

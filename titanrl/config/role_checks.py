@@ -11,7 +11,7 @@ from titanrl.errors import Problem
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
-    from titanrl.config.tables import Reference, Teacher
+    from titanrl.config.tables import Loop, Reference, Teacher
     from titanrl.protocols import DataSettings
 
 __all__ = ["ROLE_CHECKS"]
@@ -72,4 +72,24 @@ def _cached_reference(
     return []
 
 
-ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (_two_policies, _teacher_top_k, _cached_reference)
+def _skipped_rows(algorithm: Algorithm, loop: Loop) -> list[Problem]:
+    if not loop.skip_zero_advantage:
+        return []
+    if not getattr(algorithm.loss, "is_zero_without_advantage", False):
+        reason = f"{label(algorithm.loss)} has a gradient there or compares rows"
+    elif algorithm.kl_in_loss is not None:
+        reason = "the KL term in the loss needs them"
+    elif algorithm.entropy is not None:
+        reason = "the entropy bonus needs them"
+    else:
+        return []
+    text = f"must be false here, got true: rows without advantage cannot be left out, since {reason}."
+    return [Problem("loop", text, "skip_zero_advantage")]
+
+
+ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
+    _two_policies,
+    _teacher_top_k,
+    _cached_reference,
+    _skipped_rows,
+)

@@ -150,6 +150,9 @@ class Loop:
     """Passes over each batch, >= 1."""
     max_resample: int = 8
     """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
+    skip_zero_advantage: bool = False
+    """Whether rows whose advantage is 0 stay out of the update: the same gradient for less work, where no KL
+    or entropy term needs them; metrics of the update then cover the other rows."""
 
     def __post_init__(self) -> None:
         check_range(self, "steps", "[1, inf)")

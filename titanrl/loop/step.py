@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from titanrl.loop.session import Session
 
-__all__ = ["estimated", "optimize"]
+__all__ = ["estimated", "optimize", "with_advantage"]
 
 
 def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, TensorDict, dict[str, float]]:
@@ -41,11 +41,22 @@ def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
     for part in minibatches(batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step):
         weighed = weigh(part, session.experiment.algorithm)
         check(weighed, "weigh", ("loss_weight",))
-        rows = exchange.share(weighed, engine.dp_rank, engine.dp_degree)
         if session.moves_policy(step):
+            moving = with_advantage(weighed) if loop.skip_zero_advantage else weighed
+            rows = exchange.share(moving, engine.dp_rank, engine.dp_degree)
             sums = add(sums, engine.update(rows, session.objective, session.coefficients()))
         if engine.critic is not None:
             assert session.critic_objective is not None
+            rows = exchange.share(weighed, engine.dp_rank, engine.dp_degree)
             sums = add(sums, update_critic(engine.critic, rows, session.critic_objective))
             sums["critic/warmup"] = (float(not session.moves_policy(step)), 1.0)
     return sums
+
+
+def with_advantage(batch: TensorDict) -> TensorDict:
+    """Returns the rows that have an advantage somewhere; with the same weights, they have the whole gradient.
+
+    Args:
+        batch: [N, L] rows of one optimizer step, with loss_weight; advantage is 0 where masked.
+    """
+    return batch[batch["advantage"].any(-1)]

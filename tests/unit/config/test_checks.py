@@ -32,6 +32,17 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
                 "add a [reference] table."
             ),
         ),
+        (
+            ["loop.skip_zero_advantage=true"],
+            (
+                "[loop] skip_zero_advantage must be false here, got true: rows without advantage cannot be "
+                "left out, since loss 'lab_loss' has a gradient there or compares rows."
+            ),
+        ),
+        (
+            ["loop.skip_zero_advantage=true", "algorithm.loss={name='ppo_clip'}"],
+            "since the KL term in the loss needs them.",
+        ),
         (["algorithm.kl="], "[reference] is read by no component; remove the table, or add [algorithm.kl]."),
         (
             ["reward="],
