@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 from titanrl.config.experiment import Experiment
-from titanrl.errors import ConfigError, Problem
+from titanrl.errors import ConfigError, Problem, TrainingError
 from titanrl.registry import name_of
 
 __all__ = ["verify"]
@@ -21,6 +21,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
     return [
         *_models(experiment),
         *_tokenizers(experiment),
+        *_reward_models(experiment),
         *_packages(experiment),
         *_meshes(experiment, world_size),
     ]
@@ -86,6 +87,39 @@ def _tokenizers(experiment: Experiment) -> list[Problem]:
                 f"must have the model's tokenizer: they differ in {token!r} (id {number}); use such a model."
             )
             problems.append(Problem(name, text, "path"))
+    return problems
+
+
+def _reward_models(experiment: Experiment) -> list[Problem]:
+    """Returns a Problem for a reward model that is not there, or cannot read the policy's answers."""
+    from titanrl.components.rewards.reward_model import RewardModel
+    from titanrl.components.rewards.reward_model_scorer import fingerprint
+    from titanrl.models import vocabulary
+
+    chosen = [
+        (f"reward.{i}", each.component)
+        for i, each in enumerate(experiment.reward)
+        if isinstance(each.component, RewardModel)
+    ]
+    try:
+        ours = fingerprint(vocabulary(experiment.model.path)) if chosen else ""
+    except ConfigError:
+        return []  # What is wrong with the folder has been said.
+    problems, seq_len = [], experiment.training.seq_len
+    for table, reward in chosen:
+        key = "path" if reward.url is None else "url"
+        try:
+            facts = reward.facts()
+            reward.weights(facts.heads)
+        except (ConfigError, TrainingError) as error:
+            problems.append(Problem(table, f"cannot be used: {error}", key))
+            continue
+        if facts.max_length < seq_len:
+            text = f"must have a context of [training] seq_len = {seq_len} tokens, got {facts.max_length}."
+            problems.append(Problem(table, text, key))
+        if facts.vocabulary != ours:
+            text = "must have the model's tokenizer, as it reads token ids; use such a reward model."
+            problems.append(Problem(table, text, key))
     return problems
 
 

@@ -9,7 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from titanrl import __version__
-from titanrl.cli import ablate, check, components, evaluate, model, pipeline, report, rft, train
+from titanrl.cli import (
+    ablate,
+    check,
+    components,
+    evaluate,
+    model,
+    pipeline,
+    report,
+    rft,
+    serve_reward,
+    train,
+)
 from titanrl.errors import ConfigError, TrainingError
 
 __all__ = ["app", "main"]
@@ -64,6 +75,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("pipeline")(pipeline.pipeline)
 app.command("report")(report.report)
 app.command("ablate")(ablate.ablate)
+app.command("serve-reward")(serve_reward.serve_reward)
 
 
 def main() -> None:

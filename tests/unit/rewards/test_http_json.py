@@ -1,0 +1,73 @@
+"""What the client of rewards over HTTP does when servers misbehave."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.unit.rewards.servers import answering
+from titanrl.components.rewards import http_json
+from titanrl.components.rewards.http_json import LateAnswer, ask
+from titanrl.errors import TrainingError
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made, without making them."""
+    seen: list[float] = []
+    monkeypatch.setattr(http_json.time, "sleep", seen.append)
+    return seen
+
+
+def test_question_is_asked_again_ever_later_while_the_status_may_pass(pauses: list[float]) -> None:
+    statuses = iter([503, 429, 500, 200])
+    with answering(lambda path, sent: (next(statuses), {"path": path, "got": sent["x"]})) as url:
+        assert ask(f"{url}/score", {"x": [1, 2]}, deadline_seconds=60) == {"path": "/score", "got": [1, 2]}
+    assert pauses == [0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "message"),
+    [(422, {"detail": "row 3 is bad"}, "answers 422 .*row 3 is bad"), (200, "<html>", "answers no JSON")],
+)
+def test_refusal_is_told_at_once(status: int, reply: Any, message: str, pauses: list[float]) -> None:
+    with (
+        answering(lambda *_: (status, reply)) as url,
+        pytest.raises(TrainingError, match=f"{url}/score {message}"),
+    ):
+        ask(f"{url}/score", {}, deadline_seconds=60)
+    assert pauses == []
+
+
+def test_retries_are_counted(pauses: list[float]) -> None:
+    asked: list[str] = []
+
+    def answer(path: str, sent: Any) -> tuple[int, Any]:
+        asked.append(path)
+        return 503, {}
+
+    with answering(answer) as url, pytest.raises(TrainingError, match=r"answers 503 .*asked 3 times"):
+        ask(url, {}, deadline_seconds=60, retries=2)
+    assert len(asked) == 3
+
+
+def test_nobody_there_is_told_within_the_deadline() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=rf":{port} cannot be reached: .*refused"):
+        ask(f"http://127.0.0.1:{port}", {}, deadline_seconds=0.4)
+    assert time.monotonic() - began < 2
+
+
+def test_slow_server_is_late() -> None:
+    def sleepy(path: str, sent: Any) -> tuple[int, Any]:
+        time.sleep(0.5)
+        return 200, {}
+
+    with answering(sleepy) as url, pytest.raises(LateAnswer, match=r"gave no answer within 0\.1 s"):
+        ask(url, {}, deadline_seconds=0.1)

@@ -1,0 +1,101 @@
+"""A language model's ratings as a reward, against a small server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensordict import TensorDict
+
+import titanrl
+from tests.unit.rewards.servers import answering
+from titanrl.errors import TrainingError
+
+
+def batch(*responses: str) -> TensorDict:
+    text = {
+        "prompt": ["1 + 1?"] * len(responses),
+        "response": list(responses),
+        "answer": ["2"] * len(responses),
+    }
+    return TensorDict({"text": text}, batch_size=[len(responses)])
+
+
+def judge(url: str, **keys: Any) -> Any:
+    return titanrl.build("reward", {"name": "llm_judge", "endpoint": f"{url}/v1/", "model": "big", **keys})
+
+
+def completion(text: str | None) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def test_last_number_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(path: str, sent: Any) -> tuple[int, Any]:
+        seen.append(sent | {"path": path})
+        said = sent["messages"][0]["content"]
+        time.sleep(0.05 if "slow" in said else 0.0)
+        return 200, completion(
+            {"slow": "I give it 5", "best": "1 or rather 5: 9.", "bad": "1"}[said.split()[2]]
+        )
+
+    (tmp_path / "key").write_text("secret\n")
+    with answering(answer) as url:
+        keys = {"template": "{answer} of {response} is", "key_file": str(tmp_path / "key")}
+        assert judge(url, scale=[1, 9], **keys).scores(batch("slow {answer}", "best", "bad")) == [
+            0.5,
+            1.0,
+            0.0,
+        ]
+    assert {each["path"] for each in seen} == {"/v1/chat/completions"}
+    assert {each["headers"]["Authorization"] for each in seen} == {"Bearer secret"}
+    assert {(each["model"], each["temperature"]) for each in seen} == {("big", 0)}
+    assert "2 of slow {answer} is" in {each["messages"][0]["content"] for each in seen}
+
+
+def test_reply_without_a_rating_and_a_late_one_fail_alone() -> None:
+    late = threading.Event()
+
+    def answer(path: str, sent: Any) -> tuple[int, Any]:
+        said = sent["messages"][0]["content"]
+        if "late" in said:
+            late.wait(3)
+        replies = {"none": completion("no idea"), "empty": completion(None), "beyond": completion("11")}
+        return 200, next((reply for key, reply in replies.items() if key in said), completion("10"))
+
+    with answering(answer) as url:
+        rated = judge(url, deadline_seconds=0.5, failure=-1.0)
+        rows = batch("fine", "late", "none", "empty", "beyond", "\ud800 fine")
+        assert rated.scores(rows) == [1.0, None, None, None, None, 1.0]
+        late.set()
+        assert rated(rows[2:4]).tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "message"),
+    [(401, {"error": "no such key"}, "answers 401 .*no such key"), (200, {}, "gives no chat completion")],
+)
+def test_server_that_is_no_judge_ends_the_run(status: int, reply: Any, message: str) -> None:
+    with (
+        answering(lambda *_: (status, reply)) as url,
+        pytest.raises(TrainingError, match=message),
+    ):
+        judge(url).scores(batch("fine"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"endpoint": "node:1"}, "endpoint must begin with http"),
+        ({"template": "How good?"}, "template must hold {response}"),
+        ({"scale": [3, 3]}, "scale must be .* low < high, got"),
+        ({"retries": -1}, "retries must be in"),
+    ],
+)
+def test_wrong_table_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(titanrl.ConfigError, match=message):
+        judge("http://a", **keys)

@@ -1,0 +1,46 @@
+"""``titanrl serve-reward``: a reward model for runs elsewhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+__all__ = ["serve_reward"]
+
+
+class Dtype(StrEnum):
+    """Precisions that a server computes in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def serve_reward(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|FOLDER",
+            help="Run that trained a reward model, or the folder of one.",
+            show_default=False,
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8100,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of weights and computation.")] = Dtype.float32,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are scored at a time.")] = 8192,
+) -> None:
+    """Serve a reward model over HTTP, for [[reward]] name = "reward_model" with a url."""
+    from titanrl.loop.export import export_run
+    from titanrl.report.folder import RunFolder
+    from titanrl.reward_server import serve
+
+    with TemporaryDirectory() as scratch:
+        folder = source
+        if RunFolder(source).config.is_file():
+            folder = export_run(source, Path(scratch) / "model")
+        typer.echo(f"serving {source} at http://{host}:{port}")
+        serve(str(folder), host=host, port=port, dtype=dtype.value, batch_tokens=batch_tokens)
