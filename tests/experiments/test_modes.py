@@ -79,6 +79,7 @@ def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Trai
 
 def test_online_pairs_raise_the_reward_that_judges_them(train: Train) -> None:
     steps = train("online_dpo", overrides=[*LEARNING, "loop.prompts_per_step=16"]).steps
+    assert all(0 < step["filter/pairs"] <= 16 for step in steps)
     # The reference is the initial policy: ln 2 whatever was sampled, so long as each pair is one prompt's.
     assert steps[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-5)
     first, last = ([step["reward/mean"] for step in part] for part in (steps[:3], steps[-3:]))
@@ -99,6 +100,36 @@ def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(tr
     first, *trained = train("distill", data("messages") + TEACHER, overrides).steps
     assert trained[-1]["loss/total"] < 0.6 * trained[0]["loss/total"]
     assert trained[-1]["eval/loss"] < 0.7 * first["eval/loss"]
+
+
+def test_conversation_in_one_pass_has_the_loss_of_its_turns_one_by_one(train: Train, tmp_path: Path) -> None:
+    """A row of several turns, packed with others, against a row for each turn in a micro-batch of its own."""
+    turns = [("hi", "hello there"), ("1 + 1?", "2"), ("and 2 + 2?", "that is 4")]
+    conversations = [
+        [
+            {"role": role, "content": text}
+            for turn in turns[:count]
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        for count in (3, 1, 2)
+    ]
+    single = [
+        {"prompt": messages[:place], "completion": messages[place : place + 1]}
+        for messages in conversations
+        for place in range(1, len(messages), 2)
+    ]
+    losses = []
+    for format, records, room in (
+        ("messages", [{"messages": each} for each in conversations], 4096),
+        ("prompt_completion", single, 1),
+    ):
+        path = tmp_path / f"{format}.jsonl"
+        path.write_text("\n".join(map(json.dumps, records)))
+        source = f"{{name='dataset', format='{format}', path='{path}'}}"
+        overrides = [f"evaluation={{every=0, data={source}}}", "loop.steps=1"]
+        overrides.append(f"training.max_tokens_per_microbatch={room}")
+        losses.append(train("sft", data("messages"), overrides).steps[0]["eval/loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_held_out_prompts_are_answered_beside_training_on_fixed_answers(train: Train) -> None:

@@ -79,8 +79,8 @@ class Reference:
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
     cache: str | None = None
-    """Folder of log-probs on [data]: computed once before training, found again by later runs, and then the
-    model takes no memory in training; relative to the working directory. Omitted: computed in each step."""
+    """Folder, seen by all ranks, of log-probs on [data]: computed once before training, found again by later
+    runs, and then the model takes no memory in training. Omitted: computed in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         batch = batch[keep]
     if algorithm.pairs_answers and "reward" in batch:  # Fixed pairs come as such.
         batch = in_pairs(batch)
+        metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
     batch = batch.copy()
     kl = algorithm.kl
     if kl is not None and kl.placement != "loss":

@@ -55,7 +55,7 @@ class ReferenceCache:
         role, rank, degree = engine.frozen["reference"], engine.dp_rank, engine.dp_degree
         found: dict[bytes, torch.Tensor] = {}
         for batch in _batches(self.feeds):
-            rows = batch[list(range(rank, len(batch), degree))]
+            rows = exchange.share(batch, rank, degree)
             scored = role.score(rows)["logprob"]
             own = [
                 (digest, values[mask])
