@@ -16,6 +16,7 @@ from titanrl.protocols import (
     PolicyLoss,
 )
 from titanrl.registry import name_of
+from titanrl.reward_scaling import RewardScaling
 
 __all__ = ["Algorithm", "KLTerm"]
 
@@ -82,6 +83,8 @@ class Algorithm:
     """Weights of the tokens of an optimizer step."""
     advantage: Annotated[AdvantageEstimator, Component("advantage")] | None = None
     """Rewards -> advantages; omitted for losses that read none."""
+    reward_scaling: RewardScaling | None = None
+    """Rewards on one scale before advantages are estimated; omitted: they stay as they are."""
     kl: Annotated[KLTerm, Extended("kl", "estimator")] | None = None
     """KL to the reference."""
     entropy: Annotated[KLController, Component("kl_controller")] | None = None

@@ -43,6 +43,9 @@ IDLE = {
 }
 """What is said of a role that nobody reads."""
 
+SCALING = "reward scaling"
+"""Who writes rewards anew for all that comes after the filters."""
+
 TWO_POLICY = "two-policy mode"
 """Who writes old_logprob where the sampler's log-probs are the old ones."""
 
@@ -160,6 +163,8 @@ def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Flow]:
     if algorithm.pairs_answers and "sampler_logprob" in given:
         reads: tuple[BatchKey, ...] = ("reward", "group_id")
         result.append(Flow("estimate", f"pairs for {label(algorithm.loss)}", "algorithm.loss", reads))
+    if algorithm.reward_scaling is not None:
+        result.append(Flow("estimate", SCALING, "algorithm.reward_scaling", ("reward",), ("reward",)))
     wants_tokens = algorithm.advantage is not None and "token_reward" in _in_keys(algorithm.advantage)
     wants_tokens = wants_tokens or "token_reward" in _in_keys(algorithm.loss)
     in_reward = kl is not None and kl.placement == "reward"

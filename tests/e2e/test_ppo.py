@@ -26,13 +26,18 @@ lr = 1e-2
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """PPO for three steps of two epochs of two minibatches; the first step trains the critic alone."""
+    """PPO for three steps of two epochs of two minibatches, which end early; rewards are on one scale.
+
+    The first step trains the critic alone.
+    """
     tiny.create(tmp_path / "model", scale=0.3)
     prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     path = tmp_path / "experiment.toml"
     text = FILE.format(root=ROOT, folder=tmp_path).replace("algorithms/grpo.toml", "algorithms/ppo.toml")
-    sizes = "[loop]\nminibatches = 2\nepochs = 2\n"
+    sizes = (
+        "[algorithm.reward_scaling]\nclip = 3.0\n[loop]\nminibatches = 2\nepochs = 2\nmax_update_kl = 0.03\n"
+    )
     text = text.replace("[loop]\n", sizes).replace("steps = 4", "steps = 3")
     path.write_text(f"{text}{CRITIC}[critic]\nwarmup_steps = 1\n")
     return path
@@ -56,6 +61,7 @@ def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_docum
     assert "loss/total" not in rows[1]
     assert rows[1]["kl/value"] == pytest.approx(0.0, abs=1e-5)
     assert rows[2]["loss/clip_fraction"] > 0
+    assert [rows[step]["update/left_out"] > 0 for step in (1, 2)] == [False, True]
     assert all(rows[step]["critic/grad_norm"] > 0 for step in (1, 2))
     assert rows[2]["critic/lr"] == pytest.approx(1e-2)
     for row in rows.values():

@@ -64,6 +64,34 @@ def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
     return [Problem("algorithm.kl", text, "placement")]
 
 
+def _scaled_rewards_are_read(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
+    if algorithm.reward_scaling is None:
+        return []
+    if data is not None:
+        text = "must be absent with [data], whose rewards are labels; remove it."
+        return [Problem("algorithm.reward_scaling", text)]
+    actors = [actor for actor in flows(algorithm, ()) if "reward" in actor.reads]
+    if actors[-1].table != "algorithm.reward_scaling":
+        return []
+    text = "scales a reward that no component reads; remove it, or choose another advantage."
+    return [Problem("algorithm.reward_scaling", text)]
+
+
+def _steps_can_end_early(algorithm: Algorithm, loop: Loop) -> list[Problem]:
+    if loop.max_update_kl is None:
+        return []
+    problems = []
+    if loop.minibatches * loop.epochs == 1:
+        text = (
+            "is not used where a batch is one optimizer step; leave it out, or raise epochs or minibatches."
+        )
+        problems.append(Problem("loop", text, "max_update_kl"))
+    if "old_logprob" not in getattr(algorithm.loss, "in_keys", ()):
+        text = f"needs a loss that reports approx_kl, got {label(algorithm.loss)}; leave it out."
+        problems.append(Problem("loop", text, "max_update_kl"))
+    return problems
+
+
 def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> list[Problem]:
     if loop.samples_per_prompt >= 2 or data is not None:
         return []
@@ -200,6 +228,8 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     rft_problems,
     _dataflow,
     _kl_in_reward_is_read,
+    _scaled_rewards_are_read,
+    _steps_can_end_early,
     _group_size,
     _whole_groups,
     _room_for_a_prompt,

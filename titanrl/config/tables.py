@@ -148,6 +148,9 @@ class Loop:
     """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
     epochs: int = 1
     """Passes over each batch, >= 1."""
+    max_update_kl: float | None = None
+    """``loss/approx_kl`` of an optimizer step, nats, > 0, above which the policy is spared the rest of the
+    batch's; omitted: none is left out."""
     max_resample: int = 8
     """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
     skip_zero_advantage: bool = False
@@ -160,6 +163,7 @@ class Loop:
         check_range(self, "samples_per_prompt", "[1, inf)")
         check_range(self, "minibatches", "[1, inf)")
         check_range(self, "epochs", "[1, inf)")
+        check_range(self, "max_update_kl", "(0, inf)")
         check_range(self, "max_resample", "[0, inf)")
 
 

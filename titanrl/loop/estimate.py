@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from titanrl.algorithm import Algorithm, KLTerm
+    from titanrl.reward_scaling import RewardScaling
 
 __all__ = ["estimate", "weigh"]
 
@@ -29,9 +30,9 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
     """Returns the rows that pass the filters, with all that stage `estimate` writes, and its metrics.
 
     Filters see the whole batch, each by itself, and a row must pass them all. Sampled rows are put in pairs
-    for losses on pairs: see ``in_pairs``. Then, where read or configured:
-    token_reward (the reward on the last trainable token, less KL-in-reward), advantage (less
-    KL-in-advantage) and returns, and the corrections chained into correction_weight and keep.
+    for losses on pairs: see ``in_pairs``. Then, where read or configured: rewards on one scale, token_reward
+    (the reward on the last trainable token, less KL-in-reward), advantage (less KL-in-advantage) and returns,
+    and the corrections chained into correction_weight and keep.
 
     Args:
         batch: as stage `score` leaves it, N rows; those of a group in any order.
@@ -41,6 +42,9 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         A new batch, maybe of no row, and metrics; one that has nothing to average is absent.
     """
     metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
+    scaling = algorithm.reward_scaling
+    if scaling is not None:
+        scaling.see(batch["reward"])
     if algorithm.filter:
         keep = torch.stack([chosen(batch) for chosen in algorithm.filter]).all(0)
         metrics["filter/kept_fraction"] = keep.double().mean()
@@ -49,10 +53,14 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         batch = in_pairs(batch)
         metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
     batch = batch.copy()
+    if scaling is not None:
+        metrics |= _scale_rewards(batch, scaling)
     kl = algorithm.kl
     if kl is not None and kl.placement != "loss":
         log_ratio = where0(batch["loss_mask"], batch["old_logprob"] - batch["ref_logprob"])
         metrics["kl/value"] = masked_mean(log_ratio.double(), batch["loss_mask"])
+        if kl.placement == "reward" and "reward" in batch:
+            metrics["reward/less_kl"] = (batch["reward"] - _penalty(batch, kl).sum(-1)).double().nanmean()
     is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
     if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
         batch["token_reward"] = _token_reward(batch, kl)
@@ -103,6 +111,14 @@ def _token_reward(batch: TensorDict, kl: KLTerm | None) -> torch.Tensor:
     return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
 
 
+def _scale_rewards(batch: TensorDict, scaling: RewardScaling) -> dict[str, torch.Tensor]:
+    for key in ("reward", "baseline_reward"):
+        if key in batch:
+            batch[key] = scaling(batch[key])
+    at_bound = (batch["reward"].abs() >= scaling.clip)[~batch["reward"].isnan()].double()
+    return {"reward/scale": torch.tensor(scaling.deviation), "reward/clipped_fraction": at_bound.mean()}
+
+
 def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
     assert algorithm.advantage is not None
     advantage, returns = algorithm.advantage(batch)
@@ -114,7 +130,10 @@ def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.T
     if returns is not None:
         batch["returns"] = returns
         if batch.get("value", None) is not None:
+            mask = batch["loss_mask"]
             metrics["critic/explained_variance"] = _explained_variance(batch)
+            metrics["critic/value_mean"] = batch["value"][mask].double().mean()
+            metrics["critic/returns_mean"] = returns[mask].double().mean()
     return metrics
 
 

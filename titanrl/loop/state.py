@@ -23,7 +23,10 @@ class LoopState:
         self.step = 0
         """Steps finished."""
         kl = algorithm.kl.controller if algorithm.kl is not None else None
-        parts = {"kl": kl, "entropy": algorithm.entropy, "advantage": algorithm.advantage}
+        parts = {
+            "kl": kl, "entropy": algorithm.entropy, "advantage": algorithm.advantage,
+            "reward_scaling": algorithm.reward_scaling,
+        }  # fmt: skip
         self._parts: dict[str, Stateful] = {"feed": feed} | {
             name: part for name, part in parts.items() if isinstance(part, Stateful)
         }

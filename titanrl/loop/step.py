@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from titanrl.errors import ConfigError
 from titanrl.loop import exchange
 from titanrl.loop.critic import update_critic
 from titanrl.loop.estimate import estimate, weigh
@@ -36,20 +37,31 @@ def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, Ten
 
 
 def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
-    """Makes the optimizer steps of a batch, of each model that learns; returns the sums of their metrics."""
+    """Makes the optimizer steps of a batch, of each model that learns; returns the sums of their metrics.
+
+    The policy's end early once it has moved too far; a critic's go on, and so does the learning-rate schedule.
+    """
     engine, loop, sums = session.engine, session.experiment.loop, Sums()
+    left_out, is_far = 0, False
     for part in minibatches(batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step):
         weighed = weigh(part, session.experiment.algorithm)
         check(weighed, "weigh", ("loss_weight",))
-        if session.moves_policy(step):
+        if is_far:
+            left_out += 1
+            engine.policy.schedule.step()
+        elif session.moves_policy(step):
             moving = with_advantage(weighed) if loop.skip_zero_advantage else weighed
             rows = exchange.share(moving, engine.dp_rank, engine.dp_degree)
-            sums = add(sums, engine.update(rows, session.objective, session.coefficients()))
+            found = engine.update(rows, session.objective, session.coefficients())
+            sums = add(sums, found)
+            is_far = _is_far(found, loop.max_update_kl)
         if engine.critic is not None:
             assert session.critic_objective is not None
             rows = exchange.share(weighed, engine.dp_rank, engine.dp_degree)
             sums = add(sums, update_critic(engine.critic, rows, session.critic_objective))
             sums["critic/warmup"] = (float(not session.moves_policy(step)), 1.0)
+    if loop.max_update_kl is not None:
+        sums["update/left_out"] = (float(left_out), 1.0)
     return sums
 
 
@@ -60,3 +72,18 @@ def with_advantage(batch: TensorDict) -> TensorDict:
         batch: [N, L] rows of one optimizer step, with loss_weight; advantage is 0 where masked.
     """
     return batch[batch["advantage"].any(-1)]
+
+
+def _is_far(found: Sums, limit: float | None) -> bool:
+    """Whether an optimizer step found the policy further from the old one than ``limit``, the same on every
+    rank.
+
+    Raises:
+        ConfigError: the loss does not say how far.
+    """
+    if limit is None:
+        return False
+    if "loss/approx_kl" not in found:
+        raise ConfigError("[loop] max_update_kl needs a loss that reports approx_kl; leave it out.")
+    value, count = found["loss/approx_kl"]
+    return value > limit * count

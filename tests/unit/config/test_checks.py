@@ -77,6 +77,22 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
             [*ACTOR_CRITIC, "critic.warmup_steps=2"],
             "[critic] warmup_steps must be < [loop] steps (2), got 2; the policy would never move.",
         ),
+        (
+            ["loop.max_update_kl=0.02"],
+            "[loop] max_update_kl is not used where a batch is one optimizer step; leave it out, or raise",
+        ),
+        (
+            ["loop.max_update_kl=0.02", "loop.epochs=2", "algorithm.loss.reads=['advantage']"],
+            "[loop] max_update_kl needs a loss that reports approx_kl, got loss 'lab_loss'; leave it out.",
+        ),
+        (
+            ["algorithm.reward_scaling={}", "algorithm.advantage={name='teacher_kl'}", "teacher={path='x'}"],
+            "[algorithm.reward_scaling] scales a reward that no component reads; remove it, or choose",
+        ),
+        (
+            [*ON_DATA, "algorithm.reward_scaling={}"],
+            "[algorithm.reward_scaling] must be absent with [data], whose rewards are labels; remove it.",
+        ),
         ([*ACTOR_CRITIC, "critic.optimizer.lr=0"], "[critic.optimizer] lr must be in (0, inf), got 0"),
         (
             [CLIPPED.format("old_logprobs")],

@@ -12,7 +12,9 @@ from tensordict import TensorDict
 import titanrl
 from tests.laws.estimate_batches import Shape, scored_batch
 from titanrl.algorithm import Algorithm, KLTerm
+from titanrl.decode import decode
 from titanrl.loop.estimate import estimate, weigh
+from titanrl.reward_scaling import RewardScaling
 
 
 def algorithm(*, kl: dict[str, Any] | None = None, **parts: Any) -> Algorithm:
@@ -22,7 +24,9 @@ def algorithm(*, kl: dict[str, Any] | None = None, **parts: Any) -> Algorithm:
         "aggregation": titanrl.build("aggregation", {"name": "token_mean"}),
     }
     for key, table in parts.items():
-        if key in ("correction", "filter"):
+        if key == "reward_scaling":
+            built[key] = decode(RewardScaling, table)
+        elif key in ("correction", "filter"):
             built[key] = tuple(titanrl.build(key, each) for each in table)
         else:
             built[key] = titanrl.build(key, table) if isinstance(table, dict) else table
@@ -71,6 +75,39 @@ def test_kl_in_the_reward_is_per_token_and_its_sum_is_what_the_row_loses() -> No
     # Scores .95 and -.2.
     torch.testing.assert_close(batch["advantage"][0], torch.tensor([1.15, 1.15, 0.0, 1.15]))
     assert metrics["kl/value"] == pytest.approx((0.5 - 1 + 1 + 0 + 2) / 5)
+
+
+def test_kl_is_taken_off_rewards_that_are_on_one_scale_already() -> None:
+    chosen = algorithm(
+        advantage={"name": "rloo", "source": "token_reward"},
+        kl={"placement": "reward", "coefficient": 0.1},
+        reward_scaling={"clip": 1.2},
+    )
+    raw = batch_of(**KL_BATCH)
+    batch, metrics = estimate(raw, chosen)
+    # Rewards 1 and 0: deviation sqrt(1/2), 1 / 0.7071 = 1.414, clipped.
+    torch.testing.assert_close(batch["reward"], torch.tensor([1.2, 0.0]))
+    torch.testing.assert_close(batch["token_reward"][0], torch.tensor([-0.05, 0.1, 0.0, 1.1]))
+    assert raw["reward"].tolist() == [1.0, 0.0]
+    assert metrics["reward/scale"] == pytest.approx(math.sqrt(0.5))
+    assert metrics["reward/clipped_fraction"] == 0.5
+    assert metrics["reward/less_kl"] == pytest.approx((1.2 - 0.05 + 0 - 0.2) / 2)
+
+
+def test_filters_see_rewards_as_they_came_and_all_of_them_make_the_scale() -> None:
+    rows = {"loss_mask": [[True]] * 4, "group_id": [0, 0, 1, 1], "reward": [1.0, 2.0, 4.0, 4.0]}
+    batch, metrics = estimate(
+        batch_of(**rows, baseline_reward=[1.0, 1.0, 4.0, 4.0]),
+        algorithm(
+            advantage={"name": "remax"}, filter=[{"name": "zero_variance"}], reward_scaling={"center": True}
+        ),
+    )
+    deviation = math.sqrt((1.75**2 + 0.75**2 + 2 * 1.25**2) / 3)
+    wanted = torch.tensor([-1.75 / deviation, -0.75 / deviation])
+    torch.testing.assert_close(batch["reward"], wanted)
+    # The greedy answer's reward is on the same scale: 0 and 1 apart.
+    torch.testing.assert_close(batch["advantage"], torch.tensor([[0.0], [1.0]]) / deviation)
+    assert metrics["reward/group_std"] == pytest.approx(math.sqrt(0.5) / 2)
 
 
 def test_kl_in_the_advantage_comes_after_whitening() -> None:
