@@ -39,7 +39,7 @@ def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, Ten
 def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
     """Makes the optimizer steps of a batch, of each model that learns; returns the sums of their metrics.
 
-    The policy's end early once it has moved too far; a critic's go on, and so does the learning-rate schedule.
+    The policy's end early once it has moved too far; a critic's go on, and so does the learning rate.
     """
     engine, loop, sums = session.engine, session.experiment.loop, Sums()
     left_out, is_far = 0, False

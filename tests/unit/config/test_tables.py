@@ -18,12 +18,13 @@ from titanrl.config.docs import default_of, key_docs, type_name
 from titanrl.config.rft import RFT
 from titanrl.decode import element, settable
 from titanrl.registry import component_class, kinds, names
+from titanrl.reward_scaling import RewardScaling
 
 SNAPSHOT = Path(__file__).with_name("defaults.json")
 
 ENGINE_TABLES = [getattr(engine_tables, name) for name in engine_tables.__all__]
 OWN_TABLES = [getattr(tables, name) for name in tables.__all__]
-TABLES = [Experiment, Algorithm, KLTerm, Alerts, RFT, *OWN_TABLES, *ENGINE_TABLES]
+TABLES = [Experiment, Algorithm, KLTerm, RewardScaling, Alerts, RFT, *OWN_TABLES, *ENGINE_TABLES]
 
 
 def torchtitan_classes() -> dict[str, list[type]]:

@@ -29,7 +29,7 @@ SUPERVISED = algorithm(loss={"name": "sft"})
 def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
     """Returns a session with the parts that the tests need, on one rank."""
     loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
-    loop |= {"max_update_kl": None}
+    loop |= {"max_update_kl": None, "skip_zero_advantage": False}
     loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
     chosen = parts.pop("algorithm", SUPERVISED)
     engine = SimpleNamespace(

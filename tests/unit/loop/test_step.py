@@ -1,4 +1,4 @@
-"""The optimizer steps of a batch: which are made, and which are left out once the policy has moved too far."""
+"""The optimizer steps of a batch: which are made, and which are left out once the policy is too far."""
 
 from __future__ import annotations
 
