@@ -12,7 +12,7 @@ from titanrl.ablation.curves import BUDGETS, Budget, Curves
 from titanrl.ablation.settings import Budgets, Expectation, Settings
 from titanrl.ablation.statistics import bootstrap_interval, holm, mean_interval, sign_flip_p
 
-__all__ = ["Difference", "Measurement", "Row", "Runs", "Verdict", "compare", "measure", "verdicts"]
+__all__ = ["Difference", "Measurement", "Row", "Runs", "Verdict", "blocks", "compare", "measure", "verdicts"]
 
 Runs = Mapping[tuple[str, int], Curves]
 """Variant and seed -> what the run recorded; runs that failed are not there."""
@@ -103,14 +103,14 @@ def compare(measured: Sequence[Measurement], variants: Sequence[str]) -> list[Ro
     Args:
         variants: their names, the baseline first.
     """
-    blocks: dict[tuple[str, Budget, float], dict[str, dict[int, float]]] = {}
+    found: dict[tuple[str, Budget, float], dict[str, dict[int, float]]] = {}
     for each in sorted(measured, key=lambda each: each.seed):
-        block = blocks.setdefault((each.metric, each.budget, each.limit), {})
+        block = found.setdefault((each.metric, each.budget, each.limit), {})
         block.setdefault(each.variant, {})[each.seed] = each.value
     order = dict.fromkeys((each.metric, each.budget, each.limit) for each in measured)
     table: list[Row] = []
     for metric, budget, limit in order:
-        block = blocks[metric, budget, limit]
+        block = found[metric, budget, limit]
         rows = []
         for variant in (name for name in variants if name in block):
             values, base = block[variant], block.get(variants[0], {})
@@ -120,6 +120,14 @@ def compare(measured: Sequence[Measurement], variants: Sequence[str]) -> list[Ro
             rows.append(Row(variant, metric, budget, limit, values, *middle, difference))
         table += _corrected(rows)
     return table
+
+
+def blocks(rows: Sequence[Row]) -> list[list[Row]]:
+    """Returns the rows of each metric at each budget, which are compared with one another."""
+    found: dict[tuple[str, Budget, float], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.metric, row.budget, row.limit), []).append(row)
+    return list(found.values())
 
 
 def verdicts(settings: Settings, table: Sequence[Row]) -> list[Verdict]:

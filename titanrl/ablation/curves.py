@@ -38,12 +38,14 @@ class Curves:
         return [(at, value) for at, value in pairs if value is not None]
 
     def at(self, metric: str, budget: Budget, limit: float, window: int = 1) -> float | None:
-        """Returns the metric when so much was spent: the mean of its last ``window`` values until then.
+        """Returns the metric when so much was spent: the mean over the ``window`` steps that end with the
+        last one until then that recorded it.
 
         None: it had not been recorded yet, or never is.
         """
-        until = [value for at, value in self.points(metric, budget) if at <= limit]
-        return fmean(until[-window:]) if until else None
+        lines = zip(self.spent["steps"], self.spent[budget], self.values[metric], strict=True)
+        until = [(step, value) for step, spent, value in lines if value is not None and spent <= limit]
+        return fmean(value for step, value in until if step > until[-1][0] - window) if until else None
 
 
 def read_curves(folder: Path, metrics: Sequence[str]) -> Curves:

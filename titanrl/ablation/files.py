@@ -1,4 +1,4 @@
-"""The files of an ablation's report: results.csv and report.md, and reading the former again."""
+"""The files of an ablation's report: results.csv, report.md, report.html; and reading the first again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from titanrl.ablation import summary
 from titanrl.ablation.comparison import Measurement, Row, Runs, compare, measure, verdicts
 from titanrl.ablation.curves import BUDGETS, read_curves
 from titanrl.ablation.execute import Failure
+from titanrl.ablation.page import write_page
 from titanrl.ablation.plan import Plan
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.report.folder import write_atomic
@@ -33,7 +34,8 @@ def write_files(plan: Plan, failed: Sequence[Failure], command: str) -> list[Pat
     texts = {"results.csv": results_csv(measured), "report.md": _markdown(plan, runs, table, failed, command)}
     for name, text in texts.items():
         write_atomic(plan.folder / name, text)
-    return [plan.folder / name for name in texts]
+    page = write_page(plan, runs, table, failed, command, plan.folder / "report.html")
+    return [*(plan.folder / name for name in texts), page]
 
 
 def _finished(plan: Plan) -> Runs:

@@ -12,8 +12,9 @@ from titanrl.ablation import summary
 from titanrl.ablation.comparison import compare, verdicts
 from titanrl.ablation.files import markdown_table, read_results, results_csv
 from titanrl.ablation.plan import is_ablation, outline
+from titanrl.lazy import lazy_torch
 
-__all__ = ["findings", "take"]
+__all__ = ["findings", "published", "take"]
 
 ROOT = Path(__file__).parents[2]
 INTRODUCTION = """\
@@ -80,6 +81,7 @@ def published(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
+    lazy_torch()
     folder = ROOT / "experiments" / "ablations"
     take(Path("runs/ablations"), published(folder), folder / "results")
     page = findings(published(folder), folder / "results", "../experiments/ablations")

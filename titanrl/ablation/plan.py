@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli
-import tomli_w
-
 from titanrl.ablation.settings import Settings
 from titanrl.ablation.variants import Variant, variants
 from titanrl.config.dump import to_table
@@ -55,8 +52,8 @@ class PlannedRun:
         folder = self.folder
         if not folder.config.is_file():
             return "absent"
-        wanted = tomli.loads(tomli_w.dumps(to_table(self.experiment)))
-        found = tomli.loads(folder.config.read_text("utf-8"))
+        # Read as of today: a run made before some key was there has that key's default.
+        wanted, found = to_table(self.experiment), to_table(load(folder.config))
         if wanted != found:
             raise ConfigError(
                 f"{str(folder.path)!r} holds a run of other settings ({_difference(found, wanted)}); remove "

@@ -79,7 +79,7 @@ class Settings:
     metrics: tuple[str, ...] = ()
     """Further metrics that the report shows."""
     window: int = 1
-    """Recorded values before a budget that are averaged, >= 1: more than one for noisy training metrics."""
+    """Steps at the end of a budget over which a metric is averaged, >= 1: more for noisy training metrics."""
     budgets: Budgets = field(default_factory=Budgets)
     """Where variants are compared."""
     expect: tuple[Expectation, ...] = ()

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from titanrl.ablation.comparison import Difference, Row, Runs, Verdict
-from titanrl.ablation.curves import Budget
+from titanrl.ablation.comparison import Difference, Row, Runs, Verdict, blocks
 from titanrl.ablation.execute import Failure
 from titanrl.ablation.plan import Plan
 from titanrl.ablation.statistics import least_p
 from titanrl.config.dump import to_table
+from titanrl.values import shown
 
 __all__ = [
     "Table",
-    "budget_text",
+    "block_title",
     "failures",
     "how_to_read",
     "identity",
@@ -37,16 +37,18 @@ class Table(NamedTuple):
 
 def results(rows: Sequence[Row], baseline: str, seeds: int) -> list[Table]:
     """Returns a table for each metric and budget: each variant's seeds, mean, interval, and difference."""
-    tables: dict[tuple[str, Budget, float], list[Row]] = {}
-    for row in rows:
-        tables.setdefault((row.metric, row.budget, row.limit), []).append(row)
     head = [
         "variant", "mean", "95% interval", f"less {baseline}", "95% interval", "p", "p (Holm)", "each seed",
     ]  # fmt: skip
     return [
-        Table(f"{metric} {budget_text(budget, limit)}", head, [_result(row, seeds) for row in block])
-        for (metric, budget, limit), block in tables.items()
+        Table(block_title(block[0]), head, [_result(row, seeds) for row in block]) for block in blocks(rows)
     ]
+
+
+def block_title(row: Row) -> str:
+    """Returns the metric and the budget of a row."""
+    amount = f"{row.limit:.1f}" if row.budget == "seconds" else f"{row.limit:.0f}"
+    return f"{row.metric} at {amount} {row.budget}"
 
 
 def _result(row: Row, seeds: int) -> list[str]:
@@ -100,7 +102,7 @@ def _flat(table: Any, above: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return "–" if value is None else value if isinstance(value, str) else shown(value)
 
 
 def failures(failed: Sequence[Failure]) -> Table:
@@ -129,7 +131,7 @@ def identity(plan: Plan, runs: Runs, command: str) -> Table:
 
 def how_to_read(seeds: int, window: int) -> list[str]:
     """Returns the notes without which the numbers would say too much."""
-    averaged = f"the mean of the last {window}" if window > 1 else "the last one"
+    averaged = f"the mean over the last {window} steps" if window > 1 else "the last one"
     values = (
         f"A value is {averaged} recorded within the budget. Means have Student's t interval over seeds. "
         "Differences are taken seed by seed. Their interval is the expanded percentile bootstrap, which is "
@@ -146,12 +148,6 @@ def how_to_read(seeds: int, window: int) -> list[str]:
         "within or beyond the margin, at the last budget of steps. Otherwise: undecided."
     )
     return [values, tests, outcomes]
-
-
-def budget_text(budget: Budget, limit: float) -> str:
-    """Returns a budget as a title shows it."""
-    amount = f"{limit:.1f}" if budget == "seconds" else f"{limit:.0f}"
-    return f"at {amount} {budget}"
 
 
 def number(value: float) -> str:

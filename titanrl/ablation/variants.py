@@ -46,9 +46,9 @@ def variants(vary: Any, named: Any) -> tuple[Variant, ...]:
         got = "neither" if vary is None else "both"
         raise ConfigError(f"[vary] or [[variant]] must say what varies, got {got}; give one.")
     found = _grid(vary) if vary is not None else _named(named)
-    problems = []
     if len(found) < 2:
-        problems.append(Problem("", f"must give at least 2 variants, got {len(found)}.", _key(vary)))
+        raise ConfigError(Problem("", f"must give at least 2 variants, got {len(found)}.", _key(vary)))
+    problems = []
     folders: dict[str, Variant] = {}
     for each in found:
         first = folders.setdefault(each.folder_name, each)
@@ -72,13 +72,15 @@ def _grid(vary: Any) -> tuple[Variant, ...]:
     if not isinstance(vary, Mapping):
         raise ConfigError(Problem("", f"must be a table of keys with arrays, got {shown(vary)}.", "vary"))
     axes = dict(_axes(vary, ()))
-    last = [key.rpartition(".")[2] for key in axes]
-    labels = [key if last.count(short) > 1 else short for key, short in zip(axes, last, strict=True)]
+    # An axis of one value sets the same for all, so no name needs it.
+    named = [key for key, values in axes.items() if len(values) > 1]
+    last = [key.rpartition(".")[2] for key in named]
+    labels = {key: key if last.count(end) > 1 else end for key, end in zip(named, last, strict=True)}
     found = []
     for values in itertools.product(*axes.values()):
-        name = ",".join(f"{label}={_label(value)}" for label, value in zip(labels, values, strict=True))
-        assigned = (f"{key}={_inline(value)}" for key, value in zip(axes, values, strict=True))
-        found.append(Variant(name, tuple(assigned)))
+        chosen = dict(zip(axes, values, strict=True))
+        name = ",".join(f"{label}={_label(chosen[key])}" for key, label in labels.items())
+        found.append(Variant(name, tuple(f"{key}={_inline(value)}" for key, value in chosen.items())))
     return tuple(found)
 
 

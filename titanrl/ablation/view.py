@@ -58,9 +58,9 @@ class AblationView:
         if ended == self._told:
             return
         self._told = ended
-        parts = [f"{ended}/{len(self._plan.runs)} runs", f"{len(execution.failed)} failed"][
-            : 1 + bool(execution.failed)
-        ]
+        parts = [f"{ended}/{len(self._plan.runs)} runs"]
+        if execution.failed:
+            parts.append(f"{len(execution.failed)} failed")
         if execution.finished:
             last = execution.finished[-1]
             parts.append(f"{last.variant} seed {last.seed}: {self._plan.settings.metric} {self._shown(last)}")

@@ -37,6 +37,8 @@ def ablate(
     ] = False,
 ) -> None:
     """Run every variant of an ablation with every seed, and compare them. Finished runs are not repeated."""
+    if emit_commands and emit_slurm:
+        raise ConfigError("--emit-commands and --emit-slurm must not be given together; choose one.")
     lazy_torch()
     plans, mistakes = [], []
     for file in files:
@@ -54,6 +56,7 @@ def ablate(
     failed = 0
     for each in plans:
         words = ["titanrl", "ablate", str(each.file), *(f"--set={text}" for text in overrides or [])]
+        words += [f"--jobs={jobs}"] * (jobs > 1) + [f"--nproc={nproc}"] * (nproc > 1)
         failed += _run(each, 0 if report_only else jobs, nproc, shlex.join(words))
     if failed:
         raise typer.Exit(1)

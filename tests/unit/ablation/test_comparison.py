@@ -42,7 +42,8 @@ def test_curves_add_up_tokens_of_every_draw_and_leave_validation_out(tmp_path: P
     assert curves.at("reward/mean", "steps", 2) == 0.5
     assert curves.at("reward/mean", "tokens", 49.9) == 0.5
     assert curves.at("reward/mean", "seconds", 1.9) is None
-    assert curves.at("reward/mean", "steps", 3, window=2) == pytest.approx(0.7)
+    assert curves.at("reward/mean", "steps", 3, window=2) == 0.9  # Step 2 has none.
+    assert curves.at("reward/mean", "steps", 3, window=3) == pytest.approx(0.7)
 
 
 def test_metric_that_no_run_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) 
     for run in planned.runs:
         better = 0.1 if run.variant == "clip_high=0.28" else 0.0
         finish(run, [line(1, 0.1), line(2, 0.5 + better + 0.01 * run.seed)])
-    table, report = write_files(planned, [], "titanrl ablate study.toml")
+    table, report, page = write_files(planned, [], "titanrl ablate study.toml")
     text = report.read_text()
     for part in (
         "# Which?",
@@ -137,6 +138,10 @@ def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) 
     measured = read_results(table)
     assert len(measured) == 18
     assert results_csv(measured) == table.read_text()
+    html = page.read_text()
+    assert html.count("mean and 95% interval") >= 2
+    assert "clip_high=0.28 higher than clip_high=0.2" in html
+    assert "reward/mean by tokens" in html
 
 
 def test_report_of_a_part_says_that_it_is_one(ablation: Ablation, finish: Finish) -> None:

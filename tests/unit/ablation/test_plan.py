@@ -54,7 +54,7 @@ def test_mistake_of_one_variant_names_it_and_that_of_all_does_not(ablation: Abla
     assert text.startswith(f"{path}: 2 mistakes")
     assert "[loop] stesp is not a key, got 4; did you mean 'steps'?" in text
     assert text.count("stesp is not a key") == 1
-    assert "clip_low must be in (0, 1), got 1.5. (from variant 'clip_low=1.5,stesp=4')" in text
+    assert "clip_low must be in (0, 1), got 1.5. (from variant 'clip_low=1.5')" in text
 
 
 def test_mistake_of_the_base_file_is_told_once_with_its_file(ablation: Ablation, file: Path) -> None:
@@ -111,6 +111,14 @@ def test_run_of_other_settings_is_refused(ablation: Ablation, finish: Finish) ->
     finish(plan(path).runs[0], [{"step": 2}])
     with pytest.raises(ConfigError, match=r"other settings \(loop.steps was 2 and is 9\); remove"):
         plan(path, ["loop.steps=9"]).runs[0].state()
+
+
+def test_run_made_before_a_key_was_there_is_a_run_of_today(ablation: Ablation, finish: Finish) -> None:
+    run = plan(ablation()).runs[0]
+    finish(run, [{"step": 2}])
+    lines = run.folder.config.read_text().splitlines()
+    run.folder.config.write_text("\n".join(line for line in lines if not line.startswith("max_resample")))
+    assert run.state() == "finished"
 
 
 def test_ablation_files_are_told_from_experiments(ablation: Ablation, file: Path) -> None:

@@ -28,8 +28,13 @@ def test_grid_is_every_combination_with_short_names() -> None:
 
 
 def test_keys_with_the_same_end_are_named_in_full() -> None:
-    found = grid("optimizer.lr = [1, 2]\ncritic.optimizer.lr = [3]")
+    found = grid("optimizer.lr = [1, 2]\ncritic.optimizer.lr = [3, 4]")
     assert found[0].name == "optimizer.lr=1,critic.optimizer.lr=3"
+
+
+def test_axis_of_one_value_is_set_and_not_named() -> None:
+    found = grid("optimizer.lr = [1, 2]\nloop.steps = [3]")
+    assert found[1] == Variant("lr=2", ("optimizer.lr=2", "loop.steps=3"))
 
 
 def test_component_tables_are_values() -> None:
