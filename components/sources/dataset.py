@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from titanrl.components.sources.dataset_files import OWNER, Records, open_records
+from titanrl.components.sources.dataset_files import Records, open_records
 from titanrl.components.sources.dataset_formats import COLUMNS, OUT_KEYS, PARSERS, Format, Record
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import suggest
 from titanrl.protocols import FixedRow
 from titanrl.registry import register
 
@@ -79,10 +79,7 @@ class Dataset:
         Raises:
             ConfigError: no such data, or no record in it.
         """
-        examples = Examples(self, open_records(self.path, self.split, self.subset))
-        if not len(examples):
-            raise ConfigError(f"{OWNER} path: {self.path!r} holds no row; add at least one.")
-        return examples
+        return Examples(self, open_records(self.path, self.split, self.subset, "source 'dataset'"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from titanrl.components.sources.jsonl_rows import parse_object, read_lines
 from titanrl.errors import ConfigError
 
-__all__ = ["OWNER", "Records", "open_records"]
-
-OWNER = "source 'dataset'"
+__all__ = ["Records", "json_lines", "open_records"]
 
 
 class Values(Protocol):
@@ -44,39 +42,54 @@ class Lines:
         return parse_object(self.texts[index])
 
 
-def open_records(path: str, split: str | None, subset: str | None) -> Records:
+def open_records(path: str, split: str | None, subset: str | None, owner: str) -> Records:
     """Returns the records of a .jsonl or .parquet file, of a folder, or of a hub's dataset.
 
+    Args:
+        owner: how messages name the source.
+
     Raises:
-        ConfigError: it can't be read, or has no such split.
+        ConfigError: it can't be read, has no such split, or holds no record.
     """
+    found = _opened(path, split, subset, owner)
+    if not len(found.values):
+        raise ConfigError(f"{owner} path: {path!r} holds no row; add at least one.")
+    return found
+
+
+def _opened(path: str, split: str | None, subset: str | None, owner: str) -> Records:
     if Path(path).suffix in (".jsonl", ".json", ".parquet"):
         for key, value in (("split", split), ("subset", subset)):
             if value is not None:
-                raise ConfigError(f"{OWNER} {key}: a single file has none, got {value!r}; leave it out.")
-        return _parquet(path) if path.endswith(".parquet") else _json_lines(path)
-    return _hugging_face(path, split or "train", subset)
+                raise ConfigError(f"{owner} {key}: a single file has none, got {value!r}; leave it out.")
+        return _parquet(path, owner) if path.endswith(".parquet") else json_lines(path, owner)
+    return _hugging_face(path, split or "train", subset, owner)
 
 
-def _json_lines(path: str) -> Records:
-    numbers, texts = zip(*read_lines(Path(path), OWNER), strict=True)
+def json_lines(path: str, owner: str) -> Records:
+    """Returns the records of a JSON Lines file.
+
+    Raises:
+        ConfigError: it can't be read, or holds none.
+    """
+    numbers, texts = zip(*read_lines(Path(path), owner), strict=True)
     return Records(Lines(texts), lambda index: f"{path}:{numbers[index]}")
 
 
-def _parquet(path: str) -> Records:
+def _parquet(path: str, owner: str) -> Records:
     import datasets
     import pyarrow.parquet
 
     if not Path(path).is_file():
-        raise ConfigError(f"{OWNER} path: {path!r} does not exist; check the path.")
+        raise ConfigError(f"{owner} path: {path!r} does not exist; check the path.")
     try:
         table = pyarrow.parquet.read_table(path, memory_map=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{OWNER} path: {path!r} can't be read: {error}.") from None
+        raise ConfigError(f"{owner} path: {path!r} can't be read: {error}.") from None
     return Records(datasets.Dataset(table), lambda index: f"{path} row {index}")
 
 
-def _hugging_face(path: str, split: str, subset: str | None) -> Records:
+def _hugging_face(path: str, split: str, subset: str | None, owner: str) -> Records:
     import datasets
 
     saved = [name for name in ("state.json", "dataset_dict.json") if (Path(path) / name).is_file()]
@@ -86,7 +99,7 @@ def _hugging_face(path: str, split: str, subset: str | None) -> Records:
             if isinstance(found, datasets.DatasetDict):
                 if split not in found:
                     known = ", ".join(map(str, found))
-                    raise ConfigError(f"{OWNER} split: {path!r} has no {split!r}; splits: {known}.")
+                    raise ConfigError(f"{owner} split: {path!r} has no {split!r}; splits: {known}.")
                 found = found[split]
         else:
             found = datasets.load_dataset(path, subset, split=split)
@@ -94,6 +107,6 @@ def _hugging_face(path: str, split: str, subset: str | None) -> Records:
         raise
     except Exception as error:  # Whatever the library, a hub or a file system raises, the path is to blame.
         raise ConfigError(
-            f"{OWNER} path: {path!r} (split {split!r}) can't be loaded: {type(error).__name__}: {error}"
+            f"{owner} path: {path!r} (split {split!r}) can't be loaded: {type(error).__name__}: {error}"
         ) from error
     return Records(found, lambda index: f"{path}[{split}] row {index}")

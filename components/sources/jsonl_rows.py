@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from titanrl.errors import ConfigError
 from titanrl.protocols import Messages
 
-__all__ = ["parse_lines", "parse_messages", "parse_object", "read_lines"]
+__all__ = ["parse_messages", "parse_object", "read_lines"]
 
-T = TypeVar("T")
 ROLES = ("system", "user", "assistant", "tool")
-SHOWN = 10
-"""Bad rows that a message shows; the others it counts."""
 
 
 def read_lines(path: Path, owner: str) -> list[tuple[int, str]]:
@@ -37,27 +33,6 @@ def read_lines(path: Path, owner: str) -> list[tuple[int, str]]:
     found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"{owner} path: '{path}' holds no row; add at least one.")
-    return found
-
-
-def parse_lines(path: Path, owner: str, parse: Callable[[str], T]) -> list[T]:
-    """Returns what ``parse`` made of each line of a file that is not blank.
-
-    Args:
-        owner: how messages name the source. parse: raises ValueError for a bad line.
-
-    Raises:
-        ConfigError: no such file, no row in it, or bad rows, of which the first ten are shown.
-    """
-    found, problems = [], []
-    for number, line in read_lines(path, owner):
-        try:
-            found.append(parse(line))
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-    if problems:
-        hidden = len(problems) - SHOWN
-        raise ConfigError("\n".join([*problems[:SHOWN], *[f"and {hidden} more bad rows."][: hidden > 0]]))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,29 @@ def test_file_without_rows_is_an_error(tmp_path: Path, text: str) -> None:
 def test_missing_file_is_an_error() -> None:
     with pytest.raises(titanrl.ConfigError, match=r"'nowhere\.jsonl' does not exist"):
         titanrl.build("source", {"name": "jsonl", "path": "nowhere.jsonl"}).open()
+
+
+def test_parquet_and_saved_datasets_give_what_json_lines_give(tmp_path: Path) -> None:
+    import datasets
+
+    records = [{"question": "2 + 2", "answer": 4}, {"question": "1 + 1", "answer": None}]
+    table = datasets.Dataset.from_list(records)
+    table.to_parquet(tmp_path / "prompts.parquet")
+    datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, records)))
+    keys = {"name": "prompt_dataset", "prompt_key": "question", "system": "Be brief."}
+    opened = [
+        titanrl.build("source", {**keys, "path": str(tmp_path / name)}).open()
+        for name in ("prompts.jsonl", "prompts.parquet", "saved")
+    ]
+    system = {"role": "system", "content": "Be brief."}
+    expected = [
+        Prompt((system, {"role": "user", "content": "2 + 2"}), "4"),
+        Prompt((system, {"role": "user", "content": "1 + 1"}), ""),
+    ]
+    assert [[prompts[0], prompts[1]] for prompts in opened] == [expected] * 3
+    test = titanrl.build("source", {**keys, "path": str(tmp_path / "saved"), "split": "test"})
+    assert test.open()[0] == expected[1]
+    wrong = titanrl.build("source", {**keys, "path": str(tmp_path / "saved"), "prompt_key": "prompt"})
+    with pytest.raises(titanrl.ConfigError, match=r"saved\[train\] row 0: has no 'prompt'"):
+        wrong.open()
