@@ -43,6 +43,11 @@ class Objective:
     measures_gap: bool = False
     """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
 
+    @property
+    def couples_group(self) -> bool:
+        """Whether rows of a group are compared with each other, and must be computed together."""
+        return bool(getattr(self.loss, "paired", False) or getattr(self.loss, "couples_group", False))
+
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:

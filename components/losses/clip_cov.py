@@ -48,6 +48,7 @@ class ClipCov:
     log_ratio_clamp: float = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats, > 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
+    couples_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "clip_low", "(0, 1)")

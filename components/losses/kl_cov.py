@@ -42,6 +42,7 @@ class KLCov:
     log_ratio_clamp: float = LOG_RATIO_CLAMP
     """Bound of the log-ratio, nats, > 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
+    couples_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "fraction", "(0, 1]")

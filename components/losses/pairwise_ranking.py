@@ -36,6 +36,7 @@ class PairwiseRanking:
 
     in_keys: ClassVar[tuple[str, ...]] = ("reward", "group_id")
     needs: ClassVar[tuple[str, ...]] = ("value",)
+    couples_group: ClassVar[bool] = True
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.value is not None

@@ -143,6 +143,22 @@ def test_loss_that_says_so_is_zero_in_rows_without_advantage_and_does_not_miss_t
 
 
 @every_loss
+@given(sample=batches.samples())
+@LAW
+def test_loss_that_compares_rows_says_so(table: Table, sample: tuple[PolicyOutputs, Batch]) -> None:
+    """Any other loses nothing where a group is cut into micro-batches."""
+    loss = titanrl.build("loss", table)
+    if Objective(loss=loss).couples_group:
+        pytest.skip("declared: it compares rows of a group")
+    policy, batch = sample
+    value, gradient, _ = evaluate(loss, policy, batch)
+    for part in (torch.arange(0, len(value), 2), torch.arange(1, len(value), 2)):
+        part_value, part_gradient, _ = evaluate(loss, *batches.take(policy, batch, part))
+        assert close(part_value, value[part]), "declare couples_group"
+        assert close(part_gradient, gradient[part]), "declare couples_group"
+
+
+@every_loss
 @given(data=st.data(), sample=batches.samples(), cut=st.integers(0, 3))
 @LAW
 def test_loss_and_metrics_add_over_micro_batches(

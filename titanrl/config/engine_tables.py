@@ -25,7 +25,8 @@ class Training:
     max_tokens_per_microbatch: int = 2048
     """Distinct tokens of one forward and backward pass on one rank, >= 1: sets memory, never the result.
 
-    Rows of a group share their prompt and stay together, so one larger group is computed by itself.
+    Rows of a group share their prompt and stay together. A larger group comes in parts, each with its prompt;
+    if the loss compares its rows, it is one pass all the same.
     """
     max_norm: float = 1.0
     """Bound of the gradient's norm, (0, inf]; inf: no clipping."""

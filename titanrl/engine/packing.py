@@ -1,8 +1,8 @@
 """Rows of a batch into micro-batches: which rows go together, and their tokens laid out as one line.
 
-Rows of one group stay together and share their longest common prefix: the prompt is computed once, whatever
-the number of answers, and the result is exactly that of separate rows. No padding token is ever computed.
-Components don't know: what they get is [B, L].
+What rows of one group begin with alike is computed once: the prompt, whatever the number of answers, and the
+turns that answers have in common. The result is exactly that of separate rows, and no padding token is ever
+computed. Components don't know: what they get is [B, L].
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict
 
-from titanrl.engine.attention import RowLayout
 from titanrl.ops.bins import pack
-from titanrl.ops.prefix import group_tokens, shared_prefix, trained_lengths
+from titanrl.ops.prefix import group_tokens, prefix_order, trained_lengths
 
 __all__ = ["MicroBatch", "blank", "lay_out", "pad_to", "plan"]
 
@@ -29,8 +28,8 @@ class MicroBatch(NamedTuple):
     """[1, T] int64, distinct tokens of the rows."""
     positions: torch.Tensor
     """[1, T] int64, position of each in its row."""
-    layout: RowLayout
-    """R = B rows of L places."""
+    seen_until: torch.Tensor
+    """[1, T] int64: token t is seen by tokens t .. seen_until[t] - 1, which all have it before them."""
     chosen: torch.Tensor
     """[S] int64, the token whose hidden state predicts each trained label, in row-major order; S >= 1."""
     place: torch.Tensor
@@ -46,18 +45,19 @@ class MicroBatch(NamedTuple):
         return int(self.batch["loss_mask"].sum()) if len(self.rows) else 0
 
 
-def plan(batch: TensorDict, max_tokens: int) -> list[torch.Tensor]:
-    """Returns the row numbers of each micro-batch: whole groups, in as few micro-batches as can be found.
+def plan(batch: TensorDict, max_tokens: int, *, whole_groups: bool = True) -> list[torch.Tensor]:
+    """Returns the row numbers of each micro-batch, ascending: as few micro-batches as can be found.
 
-    A group costs its distinct tokens. One without a trained token is left out: its loss is 0. One of more
-    than ``max_tokens`` is a micro-batch of its own, because losses may compare its rows.
+    A group costs its distinct tokens, and stays together. One without a trained token is left out: its loss
+    is 0. One of more than ``max_tokens`` is a micro-batch of its own, or comes in parts.
 
     Args:
         batch: [N] rows with input_ids, loss_mask and group_id. max_tokens: >= 1.
+        whole_groups: whether rows of a group are compared with each other, and must stay together.
     """
     if not len(batch):
         return []
-    rows, cost = group_tokens(batch)
+    rows, cost = group_tokens(batch, None if whole_groups else max_tokens)
     live = [index for index, tokens in enumerate(cost) if tokens]
     bins = pack([cost[index] for index in live], max_tokens)
     # Groups in the batch's order, so that sums are made in one order however full the bins are.
@@ -72,47 +72,35 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
     """
     part = batch[rows]
     part = TensorDict({key: part[key] for key in _tensor_keys(part)}, batch_size=[len(rows)])
+    # A row with nothing to train is there to be compared with, and has no token; some row must have one.
     length = trained_lengths(part["loss_mask"])
-    shared = shared_prefix(part["input_ids"], part["group_id"], length)
-    # A row with nothing to train is there to be compared with; it costs no token of its own.
-    length = torch.where(length > 0, length, shared).clamp_min(1)
+    if not length.any():
+        length[0] = 1
     full, width = part["loss_mask"].shape[1], int(length.max())
     part = part.apply(lambda x: x[:, :width] if x.ndim > 1 and x.shape[1] == full else x)
+    order, shared = prefix_order(part["input_ids"], part["group_id"], length)
     position = torch.arange(width)
-    is_first = torch.ones(len(rows), dtype=torch.bool)
-    is_first[1:] = part["group_id"][1:] != part["group_id"][:-1]
-    leader = torch.where(is_first, torch.arange(len(rows)), 0).cummax(0).values
-    real = position < length[:, None]
-    in_prefix = position < shared[:, None]
-    # A token is computed at its own place, a shared one in the first row of its group.
-    own = real & (~in_prefix | is_first[:, None])
-    number = torch.full((len(rows), width), -1)
-    number[own] = torch.arange(int(own.sum()))
-    number = torch.where(in_prefix & ~is_first[:, None], number[leader], number)
-    copies = real & ~own
-    line_row = torch.where(in_prefix, -1 - leader[:, None], torch.arange(len(rows))[:, None])
-    mask = part["loss_mask"]
-    place = mask.flatten().nonzero().squeeze(1)
+    is_new = position >= shared[:, None]
+    own = is_new & (position < length[order, None])
+    # A token is computed in the first row that has it, and known to the rows after it that share it.
+    number = torch.where(own, own.flatten().cumsum(0).view_as(own) - 1, -1).cummax(0).values
+    start = own.sum(1).cumsum(0) - own.sum(1)
+    total = int(own.sum())
+    # It is seen until the first row of which it is no part begins.
+    ends = torch.where(is_new, start[:, None], total)[1:].flip(0).cummin(0).values.flip(0)
+    ends = torch.cat([ends, torch.full((1, width), total)])
+    place = part["loss_mask"].flatten().nonzero().squeeze(1)
     if not len(place):
         place = torch.zeros(1, dtype=torch.int64)
-    layout = RowLayout(
-        token=number.clamp_min(0).view(1, -1),
-        place=own.flatten().nonzero().view(1, -1),
-        copy_place=copies.flatten().nonzero().view(1, -1),
-        copy_token=number[copies].view(1, -1),
-        row=line_row[own].view(1, -1),
-        group=leader[:, None].expand(-1, width)[own].view(1, -1),
-        num_rows=torch.tensor([len(rows)]),
-    )
     micro_batch = MicroBatch(
         rows=rows,
-        tokens=part["input_ids"][own].view(1, -1),
+        tokens=part["input_ids"][order][own].view(1, -1),
         positions=position.expand(len(rows), -1)[own].view(1, -1),
-        layout=layout,
-        chosen=number.flatten()[place],
+        seen_until=ends[own].view(1, -1),
+        chosen=number[order.argsort()].flatten()[place],
         place=place,
         batch=part,
-        num_tokens=int(own.sum()),
+        num_tokens=total,
     )
     return move(micro_batch, device)
 
@@ -133,51 +121,28 @@ def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
 
 
 def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:
-    """Returns the micro-batch with its line padded to ``length`` tokens, in rows of their own.
+    """Returns the micro-batch with its line padded to ``length`` tokens, each of which sees itself alone.
 
     Pipeline stages want lines of one length, sequence parallelism one that its ranks divide.
     """
-    tokens, layout = micro_batch.tokens, micro_batch.layout
-    missing = length - tokens.shape[1]
-    if missing <= 0:
+    old = micro_batch.tokens.shape[1]
+    if length <= old:
         return micro_batch
-    num_rows, old = int(layout.num_rows), tokens.shape[1]
-    width = layout.token.shape[1] // num_rows
-    added = -(-missing // width)
-    device = tokens.device
-    extra = torch.arange(missing, device=device)
-    slots = torch.full((added * width,), old, device=device)
-    slots[:missing] = old + extra
-    row = num_rows + extra // width
-
-    def append(x: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, tail.unsqueeze(0)], dim=1)
-
+    added = torch.arange(old, length, device=micro_batch.tokens.device).unsqueeze(0)
+    zeros = torch.zeros_like(added)
     return micro_batch._replace(
-        tokens=append(tokens, torch.zeros_like(extra)),
-        positions=append(micro_batch.positions, extra % width),
-        layout=layout._replace(
-            token=append(layout.token, slots),
-            place=append(layout.place, num_rows * width + extra),
-            row=append(layout.row, row),
-            group=append(layout.group, row),
-            num_rows=layout.num_rows + added,
-        ),
+        tokens=torch.cat([micro_batch.tokens, zeros], dim=1),
+        positions=torch.cat([micro_batch.positions, zeros], dim=1),
+        seen_until=torch.cat([micro_batch.seen_until, added + 1], dim=1),
     )
 
 
 def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     """Returns the same on ``device``; ``rows`` stays on the CPU."""
-    if device.type == "cpu":
-        return micro_batch
-    old = micro_batch.layout
-    moved = RowLayout(*(x.to(device) for x in old))
-    # How many rows there are is asked by the host.
-    layout = moved._replace(num_rows=old.num_rows)
     return micro_batch._replace(
         tokens=micro_batch.tokens.to(device),
         positions=micro_batch.positions.to(device),
-        layout=layout,
+        seen_until=micro_batch.seen_until.to(device),
         chosen=micro_batch.chosen.to(device),
         place=micro_batch.place.to(device),
         batch=micro_batch.batch.to(device),

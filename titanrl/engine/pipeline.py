@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
-from titanrl.engine.attention import RowAttention, attention_masks
+from titanrl.engine.attention import attention_masks
 from titanrl.engine.build import Model
 from titanrl.engine.packing import MicroBatch
 
@@ -49,13 +49,9 @@ def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, 
     """
     tokens = torch.cat([micro_batch.tokens for micro_batch in micro_batches])
     positions = torch.cat([micro_batch.positions for micro_batch in micro_batches])
-    layouts = [micro_batch.layout for micro_batch in micro_batches]
+    seen_until = torch.cat([micro_batch.seen_until for micro_batch in micro_batches])
     numbers = torch.arange(len(micro_batches), device=tokens.device)
-    for part in model.parts:
-        for module in part.modules():
-            if isinstance(module, RowAttention):
-                module.layouts = layouts
-    masks = attention_masks(model.inner_attention, layouts, numbers)
+    masks = attention_masks(model.inner_attention, seen_until)
 
     def last_stage(hidden: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         # torch 2.13 calls this once more than there are micro-batches, to learn shapes: results go by number.

@@ -53,14 +53,18 @@ class Role:
         self._kernels = kernels
         self._top_k = top_k
 
-    def micro_batches(self, batch: TensorDict) -> list[MicroBatch]:
+    def micro_batches(self, batch: TensorDict, *, whole_groups: bool = False) -> list[MicroBatch]:
         """Returns this rank's rows as micro-batches; every data-parallel rank gets the same number of them,
         >= 1.
 
         A rank with fewer rows gets blanks: collectives inside the model need all ranks.
+
+        Args:
+            whole_groups: whether rows of a group are compared with each other, and must stay together.
         """
         device = self.mesh.device
-        parts = [lay_out(batch, rows, device) for rows in plan(batch, self._max_tokens)]
+        chosen = plan(batch, self._max_tokens, whole_groups=whole_groups)
+        parts = [lay_out(batch, rows, device) for rows in chosen]
         longest = max((part.tokens.shape[1] for part in parts), default=1)
         sizes = torch.tensor([max(1, len(parts)), longest], device=device)
         if self.mesh.dp_group is not None:
@@ -120,7 +124,7 @@ class Role:
 
     def _forward(self, micro_batch: MicroBatch) -> Answer:
         """Returns what the head answers; gradients flow where grad mode is on."""
-        masks = attention_masks(self.model.inner_attention, [micro_batch.layout])
+        masks = attention_masks(self.model.inner_attention, micro_batch.seen_until)
         with self.model.head.request(self.request(micro_batch)):
             answer: Answer = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
@@ -142,7 +146,8 @@ class Role:
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
         """Returns {key: [N, L(, K)] on the CPU, 0 where masked} at the current weights; a collective.
 
-        The numbers are those of the update's first forward pass, bit for bit, when it is given the same rows.
+        The numbers are those of the update's first forward pass, bit for bit, when it is given the same rows
+        and no group is larger than a micro-batch.
 
         Args:
             batch: this rank's N rows: input_ids, labels, loss_mask, group_id.

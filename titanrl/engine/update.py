@@ -92,7 +92,7 @@ class Updater:
             sums[id(micro_batch)] = found
             return loss if trains else None
 
-        micro_batches = self._role.micro_batches(rows)
+        micro_batches = self._role.micro_batches(rows, whole_groups=objective.couples_group)
         if getattr(objective.loss, "couples_step", False):
             self._refuse_parts(sum(bool(len(each.rows)) for each in micro_batches))
         self._role.run(micro_batches, use)

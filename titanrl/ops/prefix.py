@@ -1,7 +1,8 @@
-"""What the rows of a group share, and how many distinct tokens a group has."""
+"""What the rows of a group have in common at their start, and how many distinct tokens that leaves."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["group_tokens", "shared_prefix", "trained_lengths"]
+__all__ = ["group_tokens", "prefix_order", "trained_lengths"]
 
 
 def trained_lengths(mask: torch.Tensor) -> torch.Tensor:
@@ -24,38 +25,66 @@ def trained_lengths(mask: torch.Tensor) -> torch.Tensor:
     return (mask * position).amax(1) if mask.shape[1] else position.new_zeros(len(mask))
 
 
-def shared_prefix(input_ids: torch.Tensor, group_id: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Returns [N] int64, tokens at the start of a row that all rows of its group have; 0 for a group of one.
+def prefix_order(
+    input_ids: torch.Tensor, group_id: torch.Tensor, length: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (order [N], shared [N]), int64: a walk through the prefix tree of each group's rows.
+
+    ``order`` are the rows, group after group as they come in the batch. ``shared[i]`` is how many tokens at
+    its start row ``order[i]`` has in common with any row of its group before it in that order, which are
+    those it has in common with the very one before; 0 for a group's first. The rest of it are tokens that no
+    row before it has.
 
     Args:
-        input_ids: [N, L] int64. group_id: [N] int64, in any order.
-        length: [N] int64, tokens of each row that count; a row of length 0 doesn't shorten what its group
-            shares, unless it begins otherwise.
+        input_ids: [N, L] int64. group_id: [N] int64, in any order. length: [N] int64, tokens of each row
+            that count.
     """
-    row = torch.arange(len(group_id))
-    _, group, count = torch.unique(group_id, return_inverse=True, return_counts=True)
-    first = row.new_full(count.shape, len(row)).scatter_reduce(0, group, row, "amin")
-    equal = (input_ids == input_ids[first[group]]).long().cumprod(1).sum(1)
-    equal = torch.where(length > 0, equal.minimum(length), equal)
-    shared = equal.new_full(count.shape, input_ids.shape[1]).scatter_reduce(0, group, equal, "amin")
-    return torch.where(count > 1, shared, 0)[group]
+    count = len(group_id)
+    ids, lengths, groups = input_ids.numpy(), length.tolist(), group_id.tolist()
+    first: dict[int, int] = {}
+    for row, group in enumerate(groups):
+        first.setdefault(group, row)
+    # Bytes are compared from the first token on, by whichever byte differs: any order of tokens will do.
+    keys = [(first[groups[row]], ids[row, : lengths[row]].tobytes()) for row in range(count)]
+    order = sorted(range(count), key=keys.__getitem__)
+    shared = [0] * count
+    for place, (before, row) in enumerate(pairwise(order), start=1):
+        if groups[before] == groups[row]:
+            most = min(lengths[before], lengths[row])
+            differs = ids[before, :most] != ids[row, :most]
+            shared[place] = int(differs.argmax()) if differs.any() else most
+    return torch.tensor(order, dtype=torch.int64), torch.tensor(shared, dtype=torch.int64)
 
 
-def group_tokens(batch: TensorDict) -> tuple[list[torch.Tensor], list[int]]:
-    """Returns each group's row numbers and its number of distinct tokens, groups in the batch's order.
+def group_tokens(batch: TensorDict, most: int | None = None) -> tuple[list[torch.Tensor], list[int]]:
+    """Returns each group's row numbers, ascending, and its number of distinct tokens, in the batch's order.
 
-    Tokens count up to the last trained one of each row: what it costs to compute the group's prompt once and
-    each of its answers; 0 if it trains nothing.
+    Tokens count up to the last trained one of each row, those that rows begin with alike once; 0 if a group
+    trains nothing.
 
     Args:
         batch: [N] rows with input_ids, loss_mask and group_id, in any order.
+        most: a group of more tokens comes in parts of at most so many, each with a copy of what its rows
+            share, and a part for itself for a longer row; None: groups stay whole.
     """
     length = trained_lengths(batch["loss_mask"])
-    shared = shared_prefix(batch["input_ids"], batch["group_id"], length)
-    _, group, count = torch.unique(batch["group_id"], return_inverse=True, return_counts=True)
-    own = torch.where(length > 0, length - shared, 0)
-    tokens = torch.zeros_like(count).index_add(0, group, own)
-    once = torch.zeros_like(count).scatter_reduce(0, group, torch.where(length > 0, shared, 0), "amax")
-    rows = torch.split(torch.argsort(group, stable=True), count.tolist())
-    found = sorted(zip(rows, (tokens + once).tolist(), strict=True), key=lambda pair: int(pair[0][0]))
-    return [numbers for numbers, _ in found], [cost for _, cost in found]
+    order, shared = prefix_order(batch["input_ids"], batch["group_id"], length)
+    rows: list[list[int]] = []
+    tokens: list[int] = []
+    last = None
+    for row, group, total, known in zip(
+        order.tolist(),
+        batch["group_id"][order].tolist(),
+        length[order].tolist(),
+        shared.tolist(),
+        strict=True,
+    ):
+        is_full = most is not None and bool(rows) and tokens[-1] > 0 and tokens[-1] + total - known > most
+        if group != last or is_full:
+            rows.append([])
+            tokens.append(0)
+            known = 0
+        rows[-1].append(row)
+        tokens[-1] += total - known
+        last = group
+    return [torch.tensor(sorted(part)) for part in rows], tokens

@@ -96,7 +96,12 @@ class CorrectionResult(NamedTuple):
 
 
 class PolicyLoss(Protocol):
-    """Numbers in, numbers out: no vocabulary, no normaliser, no mesh."""
+    """Numbers in, numbers out: no vocabulary, no normaliser, no mesh.
+
+    A class may declare ``needs`` (fields of PolicyOutputs beside ``logprob``), ``paired`` (rows 2i and 2i + 1
+    are compared), ``couples_group`` (rows of a group are) and ``couples_step`` (all rows of an optimizer step
+    are): what is compared is computed together. Rows are taken one by one otherwise, in any order.
+    """
 
     @property
     def in_keys(self) -> tuple[str | tuple[str, ...], ...]: ...

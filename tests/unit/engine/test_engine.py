@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import titanrl
 from tests.unit.engine.conftest import make_batch, pad_columns, with_old
 from titanrl.config.engine_tables import ActivationCheckpoint, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
@@ -154,18 +155,38 @@ def test_micro_batch_size_does_not_change_the_gradient(
     assert losses[0]["loss/entropy"][0] == pytest.approx(losses[1]["loss/entropy"][0], rel=1e-6)
 
 
-def test_shared_prompt_does_not_change_the_gradient(make_engine: Make, objective: Objective) -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_shared_prefixes_do_not_change_the_gradient(
+    make_engine: Make, objective: Objective, turns: bool
+) -> None:
+    """The prompt of each group; with ``turns`` also more of what two of its rows begin with."""
     seen = []
     for separate in (False, True):
         engine = make_engine(training={"max_norm": 1e9})
         gradients = gradients_of(engine)
-        batch = with_old(make_batch(), engine)
+        batch = make_batch()
+        if turns:
+            for row, other, length in ((1, 3, 22), (2, 0, 15), (6, 4, 9)):
+                batch["input_ids"][row, :length] = batch["input_ids"][other, :length]
+        batch = with_old(batch, engine)
         if separate:
             batch["group_id"] = torch.arange(len(batch))
         metrics = engine.update(batch, objective, (0.1, 0.0))
         seen.append((gradients[0], metrics["update/computed_tokens"][0]))
     assert_same_gradients(seen[0][0], seen[1][0], atol=1e-6)
     assert seen[0][1] < seen[1][1]
+
+
+@pytest.mark.parametrize(("loss", "is_whole"), [("ppo_clip", False), ("clip_cov", True)])
+def test_groups_are_cut_where_the_loss_compares_no_rows(make_engine: Make, loss: str, is_whole: bool) -> None:
+    tokens = []
+    for budget in (1, 10_000):
+        engine = make_engine(training={"max_tokens_per_microbatch": budget})
+        metrics = engine.update(
+            with_old(make_batch(), engine), Objective(loss=titanrl.build("loss", {"name": loss})), (0.0, 0.0)
+        )
+        tokens.append(metrics["update/computed_tokens"][0])
+    assert (tokens[0] == tokens[1]) == is_whole
 
 
 def test_activation_checkpointing_does_not_change_the_gradient(

@@ -8,17 +8,26 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tests.unit.engine.conftest import make_batch
-from titanrl.engine.attention import attention_masks
 from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
 
 CPU = torch.device("cpu")
 
 
-def rows_of(micro_batch: MicroBatch) -> list[list[int]]:
-    """Returns the token ids that stand in each row's places, padding included."""
-    layout = micro_batch.layout
-    line = micro_batch.tokens[0]
-    return line[layout.token[0]].view(int(layout.num_rows), -1).tolist()
+def seen(micro_batch: MicroBatch) -> torch.Tensor:
+    """Returns [T, T] bool, which token (row) sees which (column)."""
+    number = torch.arange(micro_batch.tokens.shape[1])
+    return (number[:, None] >= number) & (number[:, None] < micro_batch.seen_until)
+
+
+def assert_rows_are_whole(batch: TensorDict, micro_batch: MicroBatch) -> None:
+    """Each trained label is predicted from a token that sees its own row up to there and nothing else."""
+    width = micro_batch.batch["labels"].shape[1]
+    sees = seen(micro_batch)
+    for token, place in zip(micro_batch.chosen.tolist(), micro_batch.place.tolist(), strict=True):
+        row, position = divmod(place, width)
+        wanted = batch["input_ids"][micro_batch.rows[row], : position + 1]
+        assert micro_batch.tokens[0, sees[token]].tolist() == wanted.tolist()
+        assert micro_batch.positions[0, sees[token]].tolist() == list(range(position + 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,16 +52,51 @@ def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_tok
         assert lay_out(batch, part, CPU).tokens.numel() <= max_tokens + len(part) or len(groups) == 1
 
 
-def test_lay_out_computes_each_distinct_token_once() -> None:
-    batch = make_batch()
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    length=st.integers(1, 9),
+    density=st.sampled_from([0.1, 0.5, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_lay_out_computes_each_distinct_beginning_once(
+    sizes: list[int], length: int, density: float, seed: int
+) -> None:
+    """Two token ids make rows that part anywhere, end within each other, or are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    group_id = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    ids = torch.randint(2, (len(group_id), length), generator=generator)
+    mask = torch.rand(ids.shape, generator=generator) < density
+    batch = TensorDict(
+        {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)]
+    )
+    micro_batch = lay_out(batch, torch.arange(len(ids)), CPU)
+    last = [int(row.nonzero().max()) + 1 if row.any() else 0 for row in mask]
+    distinct = {
+        (int(group), *row[:end].tolist())
+        for group, row, stop in zip(group_id, ids, last, strict=True)
+        for end in range(1, stop + 1)
+    }
+    assert micro_batch.num_tokens == max(1, len(distinct))
+    assert len(micro_batch.chosen) == max(1, int(mask.sum()))
+    if mask.any():
+        assert_rows_are_whole(batch, micro_batch)
+
+
+def test_turns_that_rows_share_are_computed_once() -> None:
+    """A conversation cut after each of its turns, and a second one that parts after the first turn."""
+    conversation, other = list(range(10, 22)), [*range(10, 15), *range(30, 37)]
+    ids = torch.tensor([conversation, other, conversation, conversation])
+    mask = torch.zeros(4, 12, dtype=torch.bool)
+    for row, turn in enumerate(([2, 3], [9, 10], [6, 7], [9, 10, 11])):
+        mask[row, turn] = True
+    batch = TensorDict(
+        {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.zeros(4, dtype=torch.int64)},
+        batch_size=[4],
+    )
     micro_batch = lay_out(batch, torch.arange(4), CPU)
-    length = [int(mask.nonzero().max()) + 1 for mask in batch["loss_mask"][:4]]
-    assert micro_batch.tokens.shape == (1, 12 + sum(n - 12 for n in length))
-    width = max(length)
-    places = rows_of(micro_batch)
-    for row, n in enumerate(length):
-        assert places[row][:n] == batch["input_ids"][row, :n].tolist()
-    assert micro_batch.batch["loss_mask"].shape == (4, width)
+    assert micro_batch.num_tokens == 12 + 6
+    assert_rows_are_whole(batch, micro_batch)
 
 
 def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() -> None:
@@ -61,8 +105,8 @@ def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() 
     for row in range(4):
         dead = batch.clone()
         dead["loss_mask"][row] = False
-        own = int(before.layout.row.eq(row).sum())
-        assert lay_out(dead, torch.arange(4), CPU).tokens.numel() == before.tokens.numel() - own
+        own = int(batch["loss_mask"][row].sum()) - 1
+        assert lay_out(dead, torch.arange(4), CPU).num_tokens == before.num_tokens - own
 
 
 def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None:
@@ -74,44 +118,68 @@ def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None
     assert micro_batch.positions[0, micro_batch.chosen].tolist() == positions.tolist()
 
 
-def test_lay_out_shares_nothing_between_single_rows() -> None:
+def test_lay_out_shares_nothing_between_groups() -> None:
     batch = make_batch()
+    length = batch["loss_mask"].sum(1) + 11
     batch["group_id"] = torch.arange(len(batch))
     micro_batch = lay_out(batch, torch.arange(3), CPU)
-    assert micro_batch.layout.copy_place.numel() == 0
-    assert (micro_batch.layout.row >= 0).all()
+    assert micro_batch.num_tokens == int(length[:3].sum())
+    assert_rows_are_whole(batch, micro_batch)
+
+
+def test_plan_cuts_a_large_group_where_rows_are_not_compared() -> None:
+    """Each part has a copy of the prompt; rows that have more in common stay together."""
+    prompt, ids = [1] * 6, torch.zeros(6, 10, dtype=torch.int64)
+    for row, answer in enumerate(
+        ([5, 5, 5, 5], [7, 7, 7, 7], [5, 5, 5, 6], [8, 8, 8, 8], [7, 7, 9, 9], [3] * 4)
+    ):
+        ids[row] = torch.tensor(prompt + answer)
+    mask = torch.arange(10).expand(6, -1) >= 5
+    batch = TensorDict(
+        {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.zeros(6, dtype=torch.int64)},
+        batch_size=[6],
+    )
+    assert [part.tolist() for part in plan(batch, 15)] == [[0, 1, 2, 3, 4, 5]]
+    parts = plan(batch, 15, whole_groups=False)
+    assert [part.tolist() for part in parts] == [[0, 2, 5], [1, 4], [3]]
+    assert [lay_out(batch, part, CPU).num_tokens for part in parts] == [15, 12, 10]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    max_tokens=st.integers(1, 30),
+    seed=st.integers(0, 1000),
+)
+def test_plan_in_parts_holds_each_row_once_and_the_budget(
+    sizes: list[int], max_tokens: int, seed: int
+) -> None:
+    group_id = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
+    ids = torch.randint(2, (len(group_id), 6), generator=generator)
+    batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
+    parts = plan(batch, max_tokens, whole_groups=False)
+    rows = [row for part in parts for row in part.tolist()]
+    assert len(rows) == len(set(rows))
+    assert set(mask.any(1).nonzero().squeeze(1).tolist()) <= set(rows)
+    for part in parts:
+        assert lay_out(batch, part, CPU).num_tokens <= max_tokens or int(mask[part].any(1).sum()) == 1
 
 
 def test_pad_to_leaves_real_tokens_where_they_are() -> None:
     micro_batch = lay_out(make_batch(), torch.arange(4), CPU)
     old = micro_batch.tokens.shape[1]
     padded = pad_to(micro_batch, old + 70)
-    assert padded.tokens.shape == (1, old + 70)
-    assert rows_of(padded)[:4] == rows_of(micro_batch)
-    assert len(set(padded.layout.place[0].tolist())) == old + 70
+    assert padded.tokens.shape == padded.positions.shape == (1, old + 70)
+    assert seen(padded)[:old, :old].equal(seen(micro_batch))
+    assert seen(padded)[old:].equal(torch.eye(old + 70, dtype=torch.bool)[old:])
 
 
 def test_blank_trains_nothing() -> None:
     micro_batch = blank(make_batch(), CPU)
-    assert micro_batch.tokens.shape == (1, 2)
+    assert micro_batch.tokens.shape == (1, 1)
     assert len(micro_batch.batch) == 2, "losses on pairs refuse an odd number of rows"
     assert micro_batch.num_trained == 0
     assert not micro_batch.batch["loss_mask"].any()
     assert len(micro_batch.chosen) == 1
-
-
-def test_block_mask_lets_a_token_see_its_row_and_nothing_else() -> None:
-    from torchtitan.models.common.attention import FlexAttention
-
-    micro_batch = pad_to(lay_out(make_batch(), torch.arange(9), CPU), 256)
-    mask = attention_masks(FlexAttention.Config(), [micro_batch.layout])
-    length = micro_batch.tokens.shape[1]
-    query, key = torch.arange(length)[:, None], torch.arange(length)[None]
-    zero = torch.zeros((), dtype=torch.int64)
-    sees = mask.mask_mod(zero, zero, query, key)
-    layout = micro_batch.layout
-    width = layout.token.shape[1] // int(layout.num_rows)
-    for token in range(length):
-        row, place = divmod(int(layout.place[0, token]), width)
-        wanted = layout.token[0, row * width : row * width + place + 1]
-        assert sees[token].nonzero().squeeze(1).tolist() == sorted(wanted.tolist())
