@@ -47,6 +47,7 @@ KEYS: dict[BatchKey, Key] = {
     "agent_id": Key("[N]", "int64", "sample", "agent of a multi-agent episode"),
     "baseline_reward": Key("[N]", "float32", "sample", "reward of the greedy answer to the same prompt"),
     "margin": Key("[N]", "float32", "sample", "human margin of a preference pair, equal on its two rows"),
+    "head_id": Key("[N]", "int64", "sample", "value head that the labels are about; -1: the weighted sum"),
     ("text", "prompt"): Key("[N]", "text", "sample", "prompt as text"),
     ("text", "response"): Key("[N]", "text", "sample", "response as text, special tokens left out"),
     ("text", "answer"): Key("[N]", "text", "sample", "reference answer, or the scorer's JSON"),

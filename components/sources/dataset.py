@@ -31,7 +31,8 @@ class Dataset:
 
     Answers that begin with another role than assistant are whole conversations: what they share is the
     prompt. Without scores an answer's score is the number of those ranked below it. The margin of a pair is
-    the record's, or the difference of the scores, or 0. Every record is checked before training.
+    the record's, or the difference of the scores, or 0. With several [model] heads, a column head of a
+    comparison or of judged steps says which one it is about. Every record is checked before training.
     """
 
     path: str

@@ -19,10 +19,10 @@ Format = Literal["messages", "prompt_completion", "preference", "ranked", "unpai
 COLUMNS: dict[Format, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt_completion": ("prompt", "completion"),
-    "preference": ("prompt", "chosen", "rejected", "margin", "answers", "scores"),
-    "ranked": ("prompt", "chosen", "rejected", "answers", "scores"),
+    "preference": ("prompt", "chosen", "rejected", "margin", "answers", "scores", "head"),
+    "ranked": ("prompt", "chosen", "rejected", "answers", "scores", "head"),
     "unpaired": ("prompt", "completion", "label"),
-    "stepwise": ("prompt", "steps", "labels"),
+    "stepwise": ("prompt", "steps", "labels", "head"),
 }
 """What each format reads."""
 
@@ -103,6 +103,15 @@ class Record:
             for answer in answers
         ]
 
+    def head(self) -> str:
+        """Returns the name of the value head that the record is about; empty: of none in particular."""
+        if not self.has("head"):
+            return ""
+        value = self.get("head")
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{self.name('head')} must be a name of [model] heads, got {value!r:.80}.")
+        return value
+
     def context(self) -> Messages | str:
         """Returns the column prompt, never empty."""
         value, name = self.get("prompt"), self.name("prompt")
@@ -131,14 +140,15 @@ def _preference(record: Record) -> tuple[FixedRow, ...]:
     for better, worse in combinations(sorted(range(len(answers)), key=lambda i: -scores[i]), 2):
         if scores[better] > scores[worse]:
             margin = {"margin": scores[better] - scores[worse] if has_scores else given}
-            rows += [FixedRow(prompt, answers[better], margin), FixedRow(prompt, answers[worse], margin)]
+            rows += [FixedRow(prompt, answers[each], margin, record.head()) for each in (better, worse)]
     return tuple(rows)
 
 
 def _ranked(record: Record) -> tuple[FixedRow, ...]:
     prompt, answers, scores = _ranking(record)
     return tuple(
-        FixedRow(prompt, answer, {"reward": score}) for answer, score in zip(answers, scores, strict=True)
+        FixedRow(prompt, answer, {"reward": score}, record.head())
+        for answer, score in zip(answers, scores, strict=True)
     )
 
 
@@ -190,7 +200,7 @@ def _stepwise(record: Record) -> tuple[FixedRow, ...]:
         raise ValueError(f"{record.name('labels')} must lie in [0, 1], got {labels!r:.80}.")
     judged_steps = zip(steps, judged, strict=True)
     response = tuple(Step(step, label, record.separator) for step, label in judged_steps)
-    return (FixedRow(record.context(), response),)
+    return (FixedRow(record.context(), response, head=record.head()),)
 
 
 def _number(record: Record, column: str, value: Any) -> float:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
+import titanrl
 from tests.e2e.test_training import ROOT, lines
 from titanrl.config import load
 from titanrl.loop import loop
@@ -105,6 +107,54 @@ def test_centering_draws_the_scores_to_zero(train: Any) -> None:
     assert abs(first["eval/score_mean"]) > 0.3
     assert abs(last["eval/score_mean"]) < 0.05
     assert last["eval/accuracy"] > 0.8  # Two scores of one size, one above 0 and one below, have the sum 0.
+
+
+def test_heads_learn_each_its_own_preference_and_are_exported_by_name(train: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    pairs = [("What is 2 + 3?", "2 + 3 = 5", "6"), ("What is 4 + 1?", "4 + 1 = 5", "3")]
+    records = []
+    for prompt, right, short in pairs:
+        records.append({"prompt": prompt, "chosen": right, "rejected": short, "head": "right"})
+        records.append({"prompt": prompt, "chosen": short, "rejected": right, "head": "short"})
+    (tmp_path / "sided.jsonl").write_text("\n".join(map(json.dumps, records)))
+    heads = "model.heads={right = 1.0, short = 0.25}"
+    trained = train("rm", LEARNING.replace("{data}/{format}", "{folder}/sided"), [heads], format="preference")
+    first, *_, last = lines(trained)
+    assert first["eval/accuracy"] == 0.5
+    assert last["eval/accuracy"] == 1.0  # One head cannot do that: each pair stands there both ways.
+    folder = export_run(trained, tmp_path / "reward")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    assert model.config.id2label == {0: "right", 1: "short"}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenizer.encode(pairs[0][0]) + tokenizer.encode(text) for text in pairs[0][1:]]
+    right, short = (model(torch.tensor([row])).logits[0].tolist() for row in rows)
+    assert right[0] > short[0]
+    assert right[1] < short[1]
+    reward = titanrl.build(
+        "reward",
+        {"name": "reward_model", "path": str(folder), "heads": {"short": -2.0, "right": 0.5}},
+    )
+    mask = torch.zeros(1, len(rows[0]), dtype=torch.bool)
+    mask[0, -1] = True
+    batch = TensorDict({"input_ids": torch.tensor([rows[0]]), "loss_mask": mask}, batch_size=[1])
+    assert reward.scores(batch) == [pytest.approx(0.5 * right[0] - 2.0 * right[1], abs=1e-5)]
+
+
+def test_unknown_head_is_named_with_its_place(train: Any, tmp_path: Path) -> None:
+    record = {"prompt": "q", "chosen": "a", "rejected": "b", "head": "brave"}
+    (tmp_path / "sided.jsonl").write_text(json.dumps(record))
+    tables = LEARNING.replace("{data}/{format}", "{folder}/sided")
+    for heads, message in (
+        (
+            "model.heads={brief = 1.0, right = 1.0}",
+            r"sided\.jsonl:1: head must .*'brave'; did you mean 'brief'",
+        ),
+        ("loop.steps=1", r"sided\.jsonl:1: head must be one of \[model\] heads \(none\), got 'brave'"),
+        ("model.heads={brief = 1.0}", r"heads must be two or more"),
+    ):
+        with pytest.raises(titanrl.ConfigError, match=message):
+            train("rm", tables, [heads], format="preference")
 
 
 def test_trained_model_rewards_a_run_as_transformers_scores_its_answers(train: Any, tmp_path: Path) -> None:

@@ -42,8 +42,18 @@ class Model:
     """Hugging Face folder (config.json, tokenizer, safetensors), relative to the working directory."""
     head: Literal["language", "value"] = "language"
     """language: the vocabulary's; value: one number a position (reward models), new on a language model."""
+    heads: dict[str, float] = field(default_factory=dict)
+    """Names of several value heads, and the weight of each in the score; omitted: there is one. Examples of
+    [data] say with the column `head` which one they are about, else it is the score."""
     chat_template: str | None = None
     """Jinja text that turns chat messages into a prompt; omitted: the tokenizer's own template."""
+
+    def __post_init__(self) -> None:
+        if self.heads and (self.head != "value" or len(self.heads) == 1):
+            raise ValueError(
+                f"heads must be two or more, with head = 'value', got {', '.join(self.heads)} with "
+                f"{self.head!r}; leave it out."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

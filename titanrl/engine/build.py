@@ -6,6 +6,7 @@ Built on meta, parallelized, given memory, filled with weights.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -45,6 +46,8 @@ class Model:
     config: HFConfig
     tied: bool
     """Whether head and embedding are one parameter, of which both ends of a pipeline have a copy."""
+    heads: Mapping[str, float]
+    """Names and weights of scalar heads, where there are several."""
     is_value_model: bool
     """Whether the head is scalar, wherever in the pipeline it is."""
     folder: str
@@ -86,6 +89,7 @@ def build_model(
     activation_checkpoint: ActivationCheckpoint,
     compile: Compile,
     head: Literal["language", "value"] = "language",
+    heads: Mapping[str, float] | None = None,
     dtype: str | None = None,
     trainable: bool = True,
 ) -> Model:
@@ -96,6 +100,7 @@ def build_model(
     Args:
         head: the vocabulary's, or a scalar one. On the body of a language model a scalar head begins with
             weights of zero: every value is 0, on any mesh and for any seed.
+        heads: names and weights of several scalar heads; None: there is one.
         dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
             mixed_precision_param.
 
@@ -123,7 +128,9 @@ def build_model(
         raise ConfigError(problems)
     pipelined = mesh.dims.pp_enabled
     tied = config.tied and not is_value_model
-    scalar = ValueHead.Config(in_features=config.dim)
+    heads = heads or {}
+    weights = tuple(heads.values()) or (1.0,)
+    scalar = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
     vocabulary = TokenHead.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
@@ -163,6 +170,7 @@ def build_model(
         adapter=spec.state_dict_adapter(spec.model, None),
         config=config,
         tied=tied,
+        heads=heads,
         is_value_model=is_value_model,
         folder=folder,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -55,7 +55,7 @@ class Engine:
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
         self._backend = config.compile.backend if compiles else None
-        role = self._role(config.model, head=config.head)
+        role = self._role(config.model, head=config.head, heads=config.heads)
         self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
         critic = config.critic
         self.critic: Trainee | None = None
@@ -87,6 +87,7 @@ class Engine:
         folder: str,
         *,
         head: Literal["language", "value"] = "language",
+        heads: Mapping[str, float] | None = None,
         frozen_dtype: str | None = None,
         top_k: int = 0,
     ) -> Role:
@@ -99,6 +100,7 @@ class Engine:
             activation_checkpoint=config.activation_checkpoint,
             compile=config.compile,
             head=head,
+            heads=heads,
             dtype=frozen_dtype,
             trainable=frozen_dtype is None,
         )

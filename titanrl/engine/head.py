@@ -30,6 +30,8 @@ class Request(NamedTuple):
     kernels: row_kernels.Kernels = row_kernels.EAGER
     top_k: int = 0
     """Likeliest tokens that are wanted too."""
+    heads: torch.Tensor | None = None
+    """[S] int64, which of several scalar heads answers, -1: their weighted sum; None: the sum everywhere."""
 
 
 class Head(Linear):  # type: ignore[misc]  # torchtitan has no types

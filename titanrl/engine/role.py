@@ -140,7 +140,10 @@ class Role:
         ids = batch["labels"].flatten()[place].unsqueeze(-1)
         if "candidate_ids" in batch:
             ids = torch.cat([ids, batch["candidate_ids"].flatten(0, 1)[place]], dim=-1)
-        return Request(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k)
+        heads = batch.get("head_id", None)
+        if heads is not None:
+            heads = heads[place // batch["labels"].shape[1]]
+        return Request(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k, heads)
 
     @torch.no_grad()
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
@@ -154,9 +157,8 @@ class Role:
             keys: fields of PolicyOutputs; of a role with top_k also ``likeliest_ids``, int64, and
                 ``likeliest_logprob``, [N, L, top_k].
         """
-        needed = [
-            key for key in ("input_ids", "labels", "loss_mask", "group_id", "candidate_ids") if key in batch
-        ]
+        read = ("input_ids", "labels", "loss_mask", "group_id", "candidate_ids", "head_id")
+        needed = [key for key in read if key in batch]
         rows = batch.select(*needed)
         shape = rows["labels"].shape
         scored: dict[str, torch.Tensor] = {}

@@ -54,6 +54,8 @@ class EngineConfig:
     """Hugging Face folder of the policy."""
     head: Literal["language", "value"] = "language"
     """Which head the policy has: a value model is trained where it is scalar."""
+    heads: Mapping[str, float] = field(default_factory=dict)
+    """Names and weights of several scalar heads; empty: there is one."""
     critic: CriticModel | None = None
     """None: there is none."""
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class EngineConfig:
         return cls(
             model=experiment.model.path,
             head=experiment.model.head,
+            heads=experiment.model.heads,
             temperature=experiment.sampler.temperature if experiment.sampler and not experiment.data else 1.0,
             steps=(loop.steps - warmup) * updates,
             training=experiment.training,

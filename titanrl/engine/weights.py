@@ -155,7 +155,9 @@ def _copy_rest(model: Model, folder: Path, dtype: torch.dtype) -> None:
     config.pop("torch_dtype", None)
     config |= {"tie_word_embeddings": model.tied, "dtype": str(dtype).removeprefix("torch.")}
     if model.is_value_model:
-        config |= value_model_keys(config["architectures"]) | {"pad_token_id": _padding(config, source)}
+        config |= value_model_keys(config["architectures"], tuple(model.heads)) | {
+            "pad_token_id": _padding(config, source)
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in source.iterdir():
         if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:

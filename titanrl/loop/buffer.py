@@ -91,6 +91,9 @@ def assemble_fixed(
         key: torch.tensor([row.scalars[key] for row in rows]) for key in out_keys if key != TOKEN_REWARD
     }
     steps = {TOKEN_REWARD: token_reward} if TOKEN_REWARD in out_keys else {}
+    heads = [row.head_id for row in rows if row.head_id is not None]
+    if heads:
+        scalars["head_id"] = torch.tensor(heads)
     return TensorDict(
         {
             "input_ids": input_ids,

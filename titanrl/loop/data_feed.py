@@ -193,8 +193,10 @@ def open_data(experiment: Experiment, settings: DataSettings, tokens: Tokens, *,
         table: where the source stands.
     """
 
+    heads = tuple(experiment.model.heads)
+
     def encode(row: FixedRow) -> EncodedRow:
-        return encode_row(row, tokens)
+        return encode_row(row, tokens, heads)
 
     seq_len = experiment.training.seq_len
     return DataFeed(settings, encode, seed=experiment.run.seed, seq_len=seq_len, table=table)

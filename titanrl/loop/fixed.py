@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from titanrl.errors import suggest
 from titanrl.loop.tokens import Tokens
 from titanrl.protocols import FixedRow, Messages, Prompt, Step
 
@@ -22,13 +23,19 @@ class EncodedRow(NamedTuple):
     """Batch keys [N] -> the row's number."""
     step_labels: Mapping[int, float]
     """Place in ``ids`` -> label of the step that ends there."""
+    head_id: int | None = None
+    """Number of the value head that the labels are about, -1: the weighted sum; None: there is one head."""
 
 
-def encode_row(row: FixedRow, tokens: Tokens) -> EncodedRow:
+def encode_row(row: FixedRow, tokens: Tokens, heads: Sequence[str] = ()) -> EncodedRow:
     """Returns the row's ids: its prompt as a sampler would see it, then what is trained.
 
+    Args:
+        heads: names of the trained model's value heads, where there are several.
+
     Raises:
-        ValueError: the chat template does not say where the assistant's turns lie; no token is trained.
+        ValueError: the chat template does not say where the assistant's turns lie; no token is trained; an
+            unknown head.
     """
     labels: dict[int, float] = {}
     if isinstance(row.response, str):
@@ -41,7 +48,16 @@ def encode_row(row: FixedRow, tokens: Tokens) -> EncodedRow:
     if not any(trained):
         raise ValueError("holds no token to train on; remove it, or check the chat template.")
     length = len(trained) - trained[::-1].index(True)
-    return EncodedRow(ids[:length], trained[:length], row.scalars, labels)
+    return EncodedRow(ids[:length], trained[:length], row.scalars, labels, _head_id(row.head, heads))
+
+
+def _head_id(name: str, heads: Sequence[str]) -> int | None:
+    if name and name not in heads:
+        raise ValueError(
+            f"head must be one of [model] heads ({', '.join(heads) or 'none'}), got {name!r}"
+            f"{suggest(name, heads) or '; name it there.'}"
+        )
+    return (heads.index(name) if name else -1) if heads else None
 
 
 def _text(prompt: Messages | str, response: str, tokens: Tokens) -> tuple[list[int], list[bool]]:

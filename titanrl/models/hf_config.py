@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,16 @@ def _latent_attention(raw: Mapping[str, Any], path: Path) -> LatentAttention:
     )
 
 
-def value_model_keys(architectures: list[str]) -> dict[str, Any]:
-    """Returns what the config.json of a value model says beside what its language model's says."""
+def value_model_keys(architectures: list[str], heads: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what the config.json of a value model says beside what its language model's says.
+
+    Args:
+        heads: names of its numbers, where there are several.
+    """
     names = [name.replace(LANGUAGE, VALUE) for name in architectures]
-    return {"architectures": names, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    labels = dict(enumerate(heads or ("LABEL_0",)))
+    return {
+        "architectures": names,
+        "id2label": {str(number): name for number, name in labels.items()},
+        "label2id": {name: number for number, name in labels.items()},
+    }

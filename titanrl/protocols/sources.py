@@ -62,6 +62,8 @@ class FixedRow(NamedTuple):
     """Messages: every assistant turn is trained; text: all of it and an end token; steps: see ``Step``."""
     scalars: Mapping[str, float] = MappingProxyType({})
     """Batch keys [N] with the row's number for each: ``reward``, ``margin``."""
+    head: str = ""
+    """Which of [model] heads the row's labels are about; empty: the weighted sum of all."""
 
 
 class DataSource(Protocol):

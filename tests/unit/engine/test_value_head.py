@@ -55,6 +55,18 @@ def test_head_is_a_float32_product_of_the_chosen_states() -> None:
     assert head(hidden).tolist() == [[1.0, 257.5, 3.0]]
 
 
+def test_several_heads_answer_for_their_rows_and_together_for_the_others() -> None:
+    head = ValueHead(ValueHead.Config(in_features=2, out_features=3, weights=(2.0, 0.5, -1.0)))
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    hidden = torch.tensor([[[3.0, 5.0], [2.0, 7.0]]])
+    for numbers, wanted in (([0, 1], [3.0, 7.0]), ([2, -1], [8.0, -1.5]), (None, [0.5, -1.5])):
+        heads = None if numbers is None else torch.tensor(numbers)
+        with head.request(Request(torch.tensor([0, 1]), torch.zeros(2, 1, dtype=torch.int64), heads=heads)):
+            assert head(hidden).tolist() == wanted
+    assert head(hidden).tolist() == [[0.5, -1.5]]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_values_and_export_equal_transformers(tmp_path: Path, make_engine: Make, family: str) -> None:
     folder = tiny.create(tmp_path / "model", family=family, head="value", scale=0.2)
