@@ -1,0 +1,46 @@
+"""The shipped PPO on a reward model, with tiny models: it runs whole, and tells when the reward is hacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_training import ROOT, lines
+from tests.metrics_page import documented_metrics
+from titanrl.config import load
+from titanrl.loop import loop
+from titanrl.models import tiny
+
+# A random reward model and a policy that cannot add: only the score of the reward model can rise. Held to its
+# reference the policy would stay where it is.
+EXPLOITING = [
+    "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=12",
+    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.every=12",
+    "evaluation.num_prompts=4", "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=12",
+    "report.tensorboard=false",
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("titanrl.report.recorder.plot", lambda *_: None)
+    policy = tiny.create(tmp_path / "policy", scale=0.3)
+    rewarding = tiny.create(tmp_path / "rewarding", head="value", scale=0.3, seed=1)
+    places = [f"model.path='{policy}'", f"run.folder='{tmp_path}'"]
+    places += [f"{table}.path='{rewarding}'" for table in ("reward.0", "critic")]
+    return loop.train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
+
+
+def test_reward_model_that_is_exploited_raises_the_alert_of_reward_hacking(run):
+    rows = lines(run)
+    assert rows[-1]["reward/reward_model"] > rows[1]["reward/reward_model"] + rows[1]["reward/std"]
+    assert rows[-1]["eval/score"] <= rows[0]["eval/score"]
+    told = [row for row in lines(run, "alerts.jsonl") if row["name"] == "reward_hacking"]
+    assert [row["step"] for row in told] == [12]
+    assert rows[-1]["reward/mean"] == pytest.approx(
+        rows[-1]["reward/reward_model"]
+    )  # the verifier moves nothing
+    assert all(row["critic/explained_variance"] < 1 for row in rows[1:])
+    names = {name for row in rows for name in row if not name.startswith("time/")} - {"step"}
+    assert names <= documented_metrics("reward_model", "reasoning_gym")
