@@ -45,6 +45,7 @@ app = typer.Typer(
     help="Train language models with reinforcement learning; an experiment is one TOML file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # as rich's own markup, [table] would vanish
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

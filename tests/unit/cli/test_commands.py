@@ -43,6 +43,10 @@ def test_version_and_help_answer() -> None:
         assert titanrl(command, "--help").exit_code == 0
 
 
+def test_help_keeps_the_names_of_tables() -> None:
+    assert "[prompts]" in titanrl("rft", "--help").output
+
+
 def test_check_tells_right_from_wrong_files_and_reads_them_all(file: Path, tmp_path: Path) -> None:
     result = titanrl("check", file)
     assert result.exit_code == 0, result.output
