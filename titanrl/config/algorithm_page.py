@@ -17,7 +17,7 @@ PAGE = """<!-- Written by `make docs` from experiments/algorithms. Edit those, n
 
 A preset is an experiment file that says what an algorithm is and nothing else: components, roles, the number
 of answers and optimizer steps, the learning rate. An experiment builds on one and adds the model, what it
-trains on, what an answer is worth, and sizes:
+trains on, what an answer is worth, and sizes; [which to use, and what it costs](choose-an-algorithm.md):
 
 ```toml
 base = "algorithms/dapo.toml"      # a preset, relative to this file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,14 +21,16 @@ __all__ = ["critic_values", "update_critic"]
 RENAMED = {"total": "loss"}
 
 
-def critic_values(critic: Trainee, batch: TensorDict, *, final: bool) -> dict[str, torch.Tensor]:
+def critic_values(
+    critic: Trainee, batch: TensorDict, keys: Sequence[str] = ("value",)
+) -> dict[str, torch.Tensor]:
     """Returns ``value`` [N, L] float32, 0 where masked: of the state in which each trained label comes.
 
     Args:
-        batch: this rank's N rows. final: whether ``final_value`` [N] is wanted too, the value of the state
-            after the last trainable token, 0 on a fully masked row: one more token a row is computed then.
+        batch: this rank's N rows. keys: with ``final_value`` among them, [N] the value of the state after
+            the last trainable token comes too, 0 on a fully masked row: one more token a row is computed.
     """
-    if not final:
+    if "final_value" not in keys:
         return critic.score(batch, ("value",))
     mask = batch["loss_mask"]
     is_last, is_after = is_last_trainable(mask), after_last_trainable(mask)

@@ -76,18 +76,18 @@ class ReferenceCache:
         self._logprobs = stored["logprob"]
         self._places = dict(zip(digests, zip([0, *ends], ends, strict=False), strict=True))
 
-    def logprob(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [N, L] float32 what the reference gives the trained labels, 0 where masked.
+    def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
+        """Returns ``logprob`` [N, L] float32, what the reference gives the trained labels, 0 where masked.
 
         Args:
-            batch: [N, L] rows of the data, padded to any length.
+            batch: [N, L] rows of the data, padded to any length. keys: of a role; there is no other.
         """
         mask = batch["loss_mask"]
         result = torch.zeros(mask.shape)
         for row, digest in enumerate(_digests(batch)):
             start, end = self._places[digest]
             result[row, mask[row]] = self._logprobs[start:end]
-        return result
+        return {"logprob": result}
 
     def _write(self, found: Mapping[bytes, torch.Tensor]) -> None:
         from safetensors.torch import save_file

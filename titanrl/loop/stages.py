@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
@@ -17,6 +18,9 @@ from titanrl.ops.masked import where0
 if TYPE_CHECKING:
     from titanrl.loop.session import Session
     from titanrl.protocols import PromptRow, Sample
+
+Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tensor]]
+"""This rank's rows and names of outputs -> {name: [N, L(, K)] or [N], 0 where masked}; a collective."""
 
 __all__ = ["batch_metrics", "local_rows", "sample", "score", "score_models", "sync"]
 
@@ -73,34 +77,37 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
     Only what is read is computed.
     """
     batch = batch.copy()
-    reads = session.scored_keys
-    policy = tuple(key for key in ("old_logprob", "old_entropy", "sum_pi_squared") if key in reads)
-    if policy:
-        outputs = session.engine.score(batch, keys=tuple(SCORED[key] for key in policy))
-        batch.update({key: outputs[SCORED[key]] for key in policy})
-    if "ref_logprob" in reads:
-        if (cache := session.reference_cache) is not None:
-            batch["ref_logprob"] = cache.logprob(batch)
-        else:
-            batch["ref_logprob"] = session.engine.frozen["reference"].score(batch)["logprob"]
-    if teacher := tuple(key for key in TAUGHT if key in reads):
-        outputs = session.engine.frozen["teacher"].score(batch, keys=tuple(TAUGHT[key] for key in teacher))
-        batch.update({key: outputs[TAUGHT[key]] for key in teacher})
-    if "value" in reads:
-        assert session.engine.critic is not None
-        batch.update(critic_values(session.engine.critic, batch, final="final_value" in reads))
+    for role, recorded in ROLES.items():
+        wanted = {key: output for key, output in recorded.items() if key in session.scored_keys}
+        if wanted:
+            found = _scorer(session, role)(batch, tuple(wanted.values()))
+            batch.update({key: found[output] for key, output in wanted.items()})
     return batch
 
 
-SCORED = {"old_logprob": "logprob", "old_entropy": "entropy", "sum_pi_squared": "sum_pi_squared"}
-"""Batch key -> field of PolicyOutputs that it records before the update."""
-
-TAUGHT = {
-    "teacher_logprob": "logprob",
-    "candidate_ids": "likeliest_ids",
-    "candidate_logprob": "likeliest_logprob",
+ROLES = {
+    "policy": {"old_logprob": "logprob", "old_entropy": "entropy", "sum_pi_squared": "sum_pi_squared"},
+    "reference": {"ref_logprob": "logprob"},
+    "teacher": {
+        "teacher_logprob": "logprob",
+        "candidate_ids": "likeliest_ids",
+        "candidate_logprob": "likeliest_logprob",
+    },
+    "critic": {"value": "value", "final_value": "final_value"},
 }
-"""Batch key -> what of the teacher's scores it records."""
+"""Role -> batch key -> which of its outputs stands there, as it was before the update."""
+
+
+def _scorer(session: Session[Any], role: str) -> Scorer:
+    """Returns who gives a role's outputs: its model, or what stands in the model's place."""
+    if role == "policy":
+        return session.engine.score
+    if role == "reference" and session.reference_cache is not None:
+        return session.reference_cache.score
+    if role != "critic":
+        return session.engine.frozen[role].score
+    assert session.engine.critic is not None
+    return partial(critic_values, session.engine.critic)
 
 
 def sync(session: Session[Any], version: int) -> None:

@@ -38,7 +38,7 @@ def test_final_value_is_that_of_the_state_after_the_last_trainable_token(
     mask = batch["loss_mask"]
     mask[0, 14] = False  # an observation inside the answer
     mask[1] = torch.arange(LENGTH) >= 30  # the answer fills the batch: what follows has no column
-    found = critic_values(engine.critic, batch, final=True)
+    found = critic_values(engine.critic, batch, ("value", "final_value"))
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     for row in range(len(batch)):
         if not mask[row].any():
@@ -51,14 +51,14 @@ def test_final_value_is_that_of_the_state_after_the_last_trainable_token(
         torch.testing.assert_close(found["final_value"][row], values[-1], atol=2e-5, rtol=1e-5)
         wanted = torch.where(mask[row, : last + 1], values[:-1], 0.0)
         torch.testing.assert_close(found["value"][row, : last + 1], wanted, atol=2e-5, rtol=1e-5)
-    plain = critic_values(engine.critic, batch, final=False)
+    plain = critic_values(engine.critic, batch)
     assert plain.keys() == {"value"}
     torch.testing.assert_close(plain["value"], found["value"], atol=2e-6, rtol=1e-5)
 
 
 def test_update_moves_the_critic_alone_and_no_correction_weighs_it(engine: Engine) -> None:
     batch = make_batch()
-    batch.update(critic_values(engine.critic, batch, final=False))
+    batch.update(critic_values(engine.critic, batch))
     batch["returns"] = batch["loss_mask"].float()
     batch["correction_weight"] = torch.zeros_like(batch["returns"])
     policy = {name: value.clone() for name, value in engine.weights()}
