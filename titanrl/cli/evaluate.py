@@ -61,7 +61,11 @@ def evaluate(
 
 
 def _table(verdict: Verdict) -> Table:
-    table = Table("held out", "mean", "95% interval", title=f"{verdict.model}, {verdict.num_prompts} prompts")
+    caption = (
+        f"{verdict.failures} scores failed; they count as [[reward]] failure" if verdict.failures else None
+    )
+    title = f"{verdict.model}, {verdict.num_prompts} prompts"
+    table = Table("held out", "mean", "95% interval", title=title, caption=caption)
     for name, estimate in verdict.estimates.items():
         table.add_row(name, f"{estimate.mean:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
     return table

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from titanrl.engine import Engine
     from titanrl.protocols import PromptRow, Sampler
 
-__all__ = ["Answer", "Respondent", "judged_answers", "open_respondent"]
+__all__ = ["Answer", "Judged", "Respondent", "judged_answers", "open_respondent"]
 
 
 class Answer(NamedTuple):
@@ -36,6 +36,14 @@ class Answer(NamedTuple):
     """The weighted sum of the rewards."""
     rewards: dict[str, float]
     """Label -> raw value."""
+
+
+class Judged(NamedTuple):
+    """Answers of all ranks."""
+
+    answers: list[Answer]
+    failures: int
+    """Scores that are a reward's ``failure``, as it could not judge."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +102,7 @@ def judged_answers(
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
-) -> list[Answer]:
+) -> Judged:
     """Returns the answer to each of ``rows``, in order and on every rank; each rank samples its share.
 
     Args:
@@ -104,9 +112,10 @@ def judged_answers(
     local = rows[len(rows) * rank // degree : len(rows) * (rank + 1) // degree]
     samples = host.sampler.sample(local, step=step, seed=seed, temperature=temperature, greedy=greedy)
     answers: list[Answer] = []
+    failures: dict[str, float] = {}
     if local:
         batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scores, _ = score_rewards(batch, host.experiment.reward)
+        scores, failures = score_rewards(batch, host.experiment.reward)
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
             answers.append(
@@ -118,4 +127,5 @@ def judged_answers(
                     rewards={label: float(scores["rewards", label][index]) for label in labels},
                 )
             )
-    return exchange.gather_objects(answers, group, degree)
+    failed = exchange.gather_objects([sum(failures.values())], group, degree)
+    return Judged(exchange.gather_objects(answers, group, degree), int(sum(failed)))

@@ -39,6 +39,8 @@ class Verdict(NamedTuple):
     model: str
     """Its folder, or the run's."""
     num_prompts: int
+    failures: int
+    """Scores that are a reward's ``failure``, as it could not judge."""
     estimates: dict[str, Estimate]
     """By the name of the metric without ``eval/``; the score comes first."""
 
@@ -48,7 +50,8 @@ class Verdict(NamedTuple):
             name: {key: value if math.isfinite(value) else None for key, value in estimate._asdict().items()}
             for name, estimate in self.estimates.items()
         }
-        return {"model": self.model, "num_prompts": self.num_prompts, **plain}
+        counts = {"num_prompts": self.num_prompts, "reward_failures": self.failures}
+        return {"model": self.model, **counts, **plain}
 
 
 def evaluate(session: Session[Any]) -> dict[str, float]:
@@ -60,13 +63,14 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
     tell what an answer says; k are the powers of two and the number of answers.
     """
     assert session.held_out is not None
-    found = _estimates(session, session.held_out)
-    score = found["score"]
+    verdict = _verdict(session, session.held_out)
+    score = verdict.estimates["score"]
     return {
-        **{f"eval/{name}": estimate.mean for name, estimate in found.items()},
+        **{f"eval/{name}": estimate.mean for name, estimate in verdict.estimates.items()},
         "eval/score_low": score.low,
         "eval/score_high": score.high,
-        "eval/num_prompts": float(_num_prompts(session, session.held_out)),
+        "eval/num_prompts": float(verdict.num_prompts),
+        "eval/reward_failures": float(verdict.failures),
     }
 
 
@@ -91,24 +95,17 @@ def evaluate_model(experiment: Experiment, run: Path | None = None) -> Verdict:
     with closing(open_respondent(experiment, run)) as host:
         held_out = held_out_prompts(experiment, host.tokens)
         assert held_out is not None
-        name = experiment.model.path if run is None else str(run)
-        return Verdict(name, _num_prompts(host, held_out), _estimates(host, held_out))
+        verdict = _verdict(host, held_out)
+    return verdict if run is None else verdict._replace(model=str(run))
 
 
-def _num_prompts(host: Session[Any] | Respondent, held_out: PromptFeed) -> int:
-    settings = host.experiment.evaluation
-    assert settings is not None
-    return min(settings.num_prompts, len(held_out.source))
-
-
-def _estimates(host: Session[Any] | Respondent, held_out: PromptFeed) -> dict[str, Estimate]:
-    """Returns everything that is measured, by name; the score is among it."""
+def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
     settings, rewards = host.experiment.evaluation, host.experiment.reward
     assert settings is not None
     samples = settings.samples_per_prompt
     held_out.load_state_dict({"position": 0})
-    rows = held_out.take(_num_prompts(host, held_out), samples)
-    answers = judged_answers(
+    rows = held_out.take(min(settings.num_prompts, len(held_out.source)), samples)
+    answers, failures = judged_answers(
         host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
     )  # fmt: skip
@@ -133,7 +130,8 @@ def _estimates(host: Session[Any] | Respondent, held_out: PromptFeed) -> dict[st
         means = [sum(answer.rewards[label] for answer in group) / samples for group in groups]
         found[f"reward_{label}_mean"] = _estimate(means)
     tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
-    return {**found, "response_tokens_mean": _estimate(tokens)}
+    found["response_tokens_mean"] = _estimate(tokens)
+    return Verdict(host.experiment.model.path, len(groups), failures, found)
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

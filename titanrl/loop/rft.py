@@ -69,11 +69,13 @@ def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range)
     batches = [prompts[place : place + size] for place in range(0, len(prompts), size)]
     view = StepView(len(batches), enabled=host.is_main, live=host.experiment.report.progress)
     with closing(folder), view:
+        failures = 0
         for batch in batches:
             began = time.perf_counter()
             # Seeds follow from a prompt's number, so how prompts are cut into batches changes no answer.
             rows = feed.take(len(batch), samples, first_group=batch.start)
-            answers = judged_answers(host, rows, step=0, seed=host.seed)
+            answers, failed = judged_answers(host, rows, step=0, seed=host.seed)
+            failures += failed
             if not host.is_main:
                 continue
             for place, index in enumerate(batch):
@@ -84,3 +86,7 @@ def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range)
             view.step({**shown, "rft/rows": sums["rows"]}, {"sample": time.perf_counter() - began})
         if host.is_main:
             view.message(f"{sums['rows']} rows of {sums['prompts']} prompts are in {folder.rows}")
+            if failures:
+                view.message(
+                    f"{failures} scores failed; those answers count as their [[reward]] failure says"
+                )

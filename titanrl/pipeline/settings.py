@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +159,7 @@ def _located(pipeline: Pipeline, parent: Path) -> Pipeline:
     """Returns the pipeline with files as seen from the working directory."""
 
     def at(file: str | None) -> str | None:
-        return None if file is None else str(parent / file)
+        return None if file is None else os.path.normpath(parent / file)
 
     stages = tuple(replace(each, train=at(each.train), rft=at(each.rft)) for each in pipeline.stage)
     return replace(pipeline, stage=stages, evaluate=at(pipeline.evaluate))

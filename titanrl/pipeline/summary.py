@@ -37,9 +37,11 @@ def remark_of_run(metrics: Path) -> str:
         ("eval/accuracy", "held-out accuracy"),
         ("eval/loss", "held-out loss"),
         ("reward/mean", "training reward"),
+        ("loss/total", "training loss"),
     ):
         values = [line[key] for line in lines if line.get(key) is not None]
-        if values:
+        # Where answers are sampled, the loss itself is about 0 by construction.
+        if values and not (key == "loss/total" and "reward/mean" in lines[-1]):
             parts.append(f"{title} {values[0]:.3f} to {values[-1]:.3f}")
     return "; ".join(parts)
 

@@ -55,7 +55,9 @@ def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     )
     five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
     session = SimpleNamespace(
-        experiment=SimpleNamespace(evaluation=settings, reward=(length_reward(2.0, "x"), five)),
+        experiment=SimpleNamespace(
+            evaluation=settings, reward=(length_reward(2.0, "x"), five), model=SimpleNamespace(path="m")
+        ),
         held_out=feed,
         engine=SimpleNamespace(dp_rank=0, dp_degree=1, dp_group=None),
         sampler=Judged(),
