@@ -13,15 +13,15 @@ from titanrl.pipeline.settings import load_pipeline
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "pipelines"
 # Tiny answers are never right, so letters that don't repeat are rewarded.
-REWARD = "[{name='repetition', n=1, label='reasoning_gym'}]"
+REWARD = "reward=[{name='repetition', n=1, label='reasoning_gym'}]"
 ANSWERING = (
-    "training.seq_len=256", "sampler.name=torch", "sampler.max_response_tokens=6", f"reward={REWARD}",
+    "training.seq_len=256", "sampler.name=torch", "sampler.max_response_tokens=6",
     "evaluation.num_prompts=2", "evaluation.reward=reasoning_gym",
 )  # fmt: skip
 TRAINING = ("loop.steps=1", "loop.prompts_per_step=2", "checkpoint.interval=1", "report.tensorboard=false")
 SAMPLING = (
     "rft.num_prompts=4", "rft.samples_per_prompt=6", "rft.unfinished=true", "rft.min_reward=-inf",
-    "report.progress=false",
+    "rft.min_margin=0.0", "report.progress=false",
 )  # fmt: skip
 
 
@@ -30,11 +30,13 @@ def test_shipped_pipeline_runs_from_its_first_stage_to_its_last(name, tmp_path):
     path, model = FOLDER / f"{name}.toml", tiny.create(tmp_path / "model", scale=0.3)
     plain = load_pipeline(path, tmp_path)
     assert plain.evaluate is not None
-    overrides = [f"evaluate.{each}" for each in ANSWERING]
+    overrides = [f"evaluate.{each}" for each in (*ANSWERING, REWARD)]
     for stage in plain.stage:
         experiment = plain.experiment(stage, tmp_path)
         own = [*(TRAINING if stage.kind == "train" else SAMPLING)]
         own += ["training.seq_len=256"] if experiment.sampler is None else ANSWERING
+        # Where a stage's own model rewards, that is what is tried.
+        own += [REWARD] if experiment.reward and experiment.reward[0].label == "reasoning_gym" else []
         if experiment.model.path == "models/smollm2-135m":
             own.append(f"model.path='{model}'")
         overrides += [f"{stage.name}.{each}" for each in own]
