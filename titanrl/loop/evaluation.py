@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,48 +110,59 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
         greedy=settings.temperature == 0,
     )  # fmt: skip
     groups = [answers[start : start + samples] for start in range(0, len(answers), samples)]
+    prompts = [tuple(row.prompt_ids) for row in rows[::samples]]
+
+    def estimate(values: Sequence[float]) -> Estimate:
+        return Estimate(sum(values) / len(values), *interval(values, prompts))
+
     judge = next(each for each in rewards if settings.reward in (None, each.label))
     scores = [[answer.rewards[judge.label] for answer in group] for group in groups]
-    found = {"score": _estimate([sum(each) / samples for each in scores])}
+    found = {"score": estimate([sum(each) / samples for each in scores])}
     numbers = numbers_of_answers(samples) if samples > 1 else []
     if all(score in (0.0, 1.0) for each in scores for score in each):
         for k in numbers:
-            found[f"pass_at_{k}"] = _estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
+            found[f"pass_at_{k}"] = estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
     if settings.selector is not None:
         values = [[answer.rewards[settings.selector] for answer in group] for group in groups]
         for k in numbers:
             chosen = [best_of_k(*each, k) for each in zip(values, scores, strict=True)]
-            found[f"best_of_{k}"] = _estimate(chosen)
+            found[f"best_of_{k}"] = estimate(chosen)
     if numbers and hasattr(judge.component, "answer_of"):
         votes = [[judge.component.answer_of(answer.text) for answer in group] for group in groups]
         won = [majority(*each) for each in zip(votes, scores, strict=True)]
-        found[f"majority_of_{samples}"] = _estimate(won)
+        found[f"majority_of_{samples}"] = estimate(won)
     for label in (each.label for each in rewards):
         means = [sum(answer.rewards[label] for answer in group) / samples for group in groups]
-        found[f"reward_{label}_mean"] = _estimate(means)
+        found[f"reward_{label}_mean"] = estimate(means)
     tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
-    found["response_tokens_mean"] = _estimate(tokens)
+    found["response_tokens_mean"] = estimate(tokens)
     return Verdict(host.experiment.model.path, len(groups), failures, found)
 
 
-def _estimate(values: Sequence[float]) -> Estimate:
-    """Returns the mean of numbers, one of each prompt."""
-    return Estimate(sum(values) / len(values), *interval(values))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the 95% interval of the mean of ``values``, which are independent: one of each prompt.
+def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:
+    """Returns the 95% interval of the mean of ``values``, one of each prompt.
 
     Right-or-wrong values get Wilson's interval, which holds at 0 and 1 too; others the mean +- 1.96 standard
-    errors.
+    errors. Prompts that a source repeats are no further evidence: c different ones among n, the i-th m_i
+    times, count as ``n^2 / sum_i m_i^2`` in the one, and give cluster-robust errors in the other.
+
+    Args:
+        prompts: what prompts are equal by, n; None: all differ.
+
+    Source: effective sample size, Kish 1965; clusters, arXiv 2411.00640.
     """
-    n = len(values)
-    mean = sum(values) / n
+    n, mean = len(values), sum(values) / len(values)
+    clusters: dict[Hashable, list[float]] = {}
+    for prompt, value in zip(range(n) if prompts is None else prompts, values, strict=True):
+        clusters.setdefault(prompt, []).append(value)
     if set(values) <= {0.0, 1.0}:
-        centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-        half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
+        count = n * n / sum(len(each) ** 2 for each in clusters.values())
+        centre = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
+        spread = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
+        half = Z95 / (1 + Z95**2 / count) * spread
         return max(centre - half, 0.0), min(centre + half, 1.0)
-    if n == 1:
+    if len(clusters) == 1:
         return -math.inf, math.inf
-    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    squares = sum(sum(value - mean for value in each) ** 2 for each in clusters.values())
+    error = math.sqrt(squares * len(clusters) / (len(clusters) - 1)) / n
     return mean - Z95 * error, mean + Z95 * error

@@ -35,6 +35,20 @@ def test_graded_scores_get_standard_errors():
     assert (low, high) == pytest.approx((0.5 - 1.959964 * 0.25, 0.5 + 1.959964 * 0.25), abs=1e-6)
 
 
+def test_prompt_that_is_asked_again_is_no_further_evidence():
+    assert interval([1.0, 1.0, 0.0, 0.0], "aabb") == pytest.approx(interval([1.0, 0.0]))
+    assert interval([0.25, 0.25, 0.75, 0.75], "aabb") == pytest.approx(interval([0.25, 0.75]))
+    # By hand: one prompt thrice, another once: 16 / (9 + 1) = 1.6 prompts, z = 1.959964: the centre is
+    # (.75 + z^2/3.2) / (1 + z^2/1.6) = .5735, half is
+    # z/(1 + z^2/1.6) sqrt(.1875/1.6 + z^2/10.24) = .4044.
+    low, high = interval([1.0, 1.0, 1.0, 0.0], "aaab")
+    assert (low, high) == pytest.approx((0.1690, 0.9780), abs=1e-3)
+    # Graded: the mean is .625, the clusters are off by .375 and -.375, so the error is sqrt(.28125 * 2) / 4.
+    low, high = interval([0.75, 0.75, 0.75, 0.25], "aaab")
+    assert high - low == pytest.approx(2 * 1.959964 * 0.1875)
+    assert interval([0.5, 0.5], "aa") == (-math.inf, math.inf)
+
+
 def test_one_graded_score_says_nothing():
     assert interval([0.5]) == (-math.inf, math.inf)
 
@@ -46,10 +60,14 @@ class Judged(Letters):
         return super().sample(rows, step=0, seed=0, greedy=False)
 
 
+def encode(prompt: Any) -> list[int]:
+    return [ord(prompt.messages)]
+
+
 def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
-    prompts = SimpleNamespace(messages="q", answer="")
-    feed = PromptFeed([prompts] * 3, lambda _: [5], seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
+    prompts = [SimpleNamespace(messages=letter, answer="") for letter in "abc"]
+    feed = PromptFeed(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
     settings = SimpleNamespace(
         num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None, selector=selector
     )
