@@ -23,6 +23,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_tokenizers(experiment),
         *_reward_models(experiment),
         *_packages(experiment),
+        *_observers(experiment),
         *_meshes(experiment, world_size),
     ]
 
@@ -143,6 +144,24 @@ def _packages(experiment: Experiment) -> list[Problem]:
         for package in getattr(type(part), "requires", ())  # None requires nothing.
         if not is_installed(package)
     ]
+
+
+def _observers(experiment: Experiment) -> list[Problem]:
+    """Returns a Problem for each tracker that is not installed, and for measures that need a GPU."""
+    problems = [
+        Problem(
+            "report", f"names {name!r}, which is not installed; pip install 'titanrl[{name}]'.", "trackers"
+        )
+        for name in experiment.report.trackers
+        if not is_installed(name)
+    ]
+    if experiment.profile is not None and experiment.profile.memory:
+        import torch
+
+        if not torch.cuda.is_available():
+            text = "needs a GPU, whose allocator keeps the record, and there is none; leave it out."
+            problems.append(Problem("profile", text, "memory"))
+    return problems
 
 
 def is_installed(package: str) -> bool:

@@ -142,3 +142,17 @@ def test_degrees_and_groups_must_fit_the_processes(
 def test_experiments_are_immutable(model: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment(model).loop = None  # type: ignore[misc, assignment]
+
+
+def test_trackers_must_be_installed_and_memory_is_measured_on_gpus(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanrl.verify.is_installed", lambda package: package != "trackio")
+    report = texts(experiment(model, 'report.trackers=["wandb", "trackio"]'))
+    assert report.strip() == (
+        "[report] trackers names 'trackio', which is not installed; pip install 'titanrl[trackio]'."
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    report = texts(experiment(model, "profile.steps=[1]", "profile.memory=true"))
+    assert "[profile] memory needs a GPU" in report
+    assert texts(experiment(model, "profile.steps=[1]")) == ""

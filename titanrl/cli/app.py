@@ -20,6 +20,7 @@ from titanrl.cli import (
     rft,
     serve_reward,
     train,
+    watch,
 )
 from titanrl.errors import ConfigError, TrainingError
 
@@ -75,6 +76,7 @@ app.command("rft")(rft.rft)
 app.command("evaluate")(evaluate.evaluate)
 app.command("pipeline")(pipeline.pipeline)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("ablate")(ablate.ablate)
 app.command("serve-reward")(serve_reward.serve_reward)
 

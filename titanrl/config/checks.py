@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.algorithm import Algorithm, controls_entropy
 from titanrl.config.data_checks import DATA_CHECKS
+from titanrl.config.report_tables import profile_problems
 from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
 from titanrl.dataflow import check_flow, flows, label
@@ -226,6 +227,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *DATA_CHECKS,
     *ROLE_CHECKS,
     rft_problems,
+    profile_problems,
     _dataflow,
     _kl_in_reward_is_read,
     _scaled_rewards_are_read,

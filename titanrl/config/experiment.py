@@ -18,8 +18,9 @@ from titanrl.config.engine_tables import (
     Parallelism,
     Training,
 )
+from titanrl.config.report_tables import Profile, Report
 from titanrl.config.rft import RFT
-from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Report, Reward, Run, Teacher
+from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Run, Teacher
 from titanrl.dataflow import Flow, flows, scored_keys
 from titanrl.decode import Component, Extended, gather, settable
 from titanrl.errors import ConfigError, Problem, near
@@ -81,6 +82,8 @@ class Experiment:
     """What is recomputed to save memory."""
     report: Report = field(default_factory=Report)
     """What is shown and logged."""
+    profile: Profile | None = None
+    """What is measured of single steps; omitted: nothing."""
     alerts: Alerts = field(default_factory=Alerts)
     """From when on a run of sampled answers is not well."""
 

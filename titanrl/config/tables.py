@@ -12,7 +12,7 @@ from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSe
 from titanrl.registry import name_of
 
 __all__ = [
-    "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Report", "Reward", "Run",
+    "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Reward", "Run",
     "Teacher",
 ]  # fmt: skip
 
@@ -215,18 +215,3 @@ class Evaluation:
                 f"selector must be left out with samples_per_prompt = 1, got {self.selector!r}; there is "
                 "nothing to choose from."
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a run shows and writes."""
-
-    progress: bool = True
-    """Whether a live display shows the run; it needs a terminal."""
-    tensorboard: bool = True
-    """Whether scalars and texts go to TensorBoard files in the run folder."""
-    samples_per_step: int = 10
-    """Answers of each step that are written to samples.jsonl, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "samples_per_step", "[0, inf)")

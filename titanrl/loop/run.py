@@ -17,6 +17,7 @@ from titanrl.loop import exchange
 from titanrl.loop.session import Feed, Session, open_session
 from titanrl.report.alerts import Watch
 from titanrl.report.folder import RunFolder
+from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
         TrainingError: a step raised an alert that ends the run; its checkpoint is written.
     """
     experiment = copy.deepcopy(experiment)  # its controllers hold state
-    table, report, steps = experiment.run, experiment.report, experiment.loop.steps
+    table, steps = experiment.run, experiment.loop.steps
     start()
     folder = RunFolder(exchange.agree(RunFolder.choose(table.folder, table.name, resume=resume)))
     with closing(open_session(experiment, folder.path, procedure.feed, resume=resume)) as session:
@@ -77,18 +78,19 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
             folder.write_identity(to_table(experiment), table.seed)
         ended_by = ""
         with Recorder(
-            folder, steps=steps, done=done, enabled=session.is_main,
-            tensorboard=report.tensorboard, progress=report.progress, watch=_watch(experiment),
+            folder, experiment.report, steps=steps, done=done, enabled=session.is_main,
+            watch=_watch(experiment),
         ) as recorder:  # fmt: skip
             procedure.sync(session, done)
             if done == 0 and _is_due(session):
                 recorder.validation(procedure.validate(session))
             for step in range(done, steps):
                 clock = Clock()
-                metrics, samples = procedure.step(session, step, clock)
-                session.state.step = step + 1
-                with clock("sync"):
-                    procedure.sync(session, step + 1)
+                with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
+                    metrics, samples = procedure.step(session, step, clock)
+                    session.state.step = step + 1
+                    with clock("sync"):
+                        procedure.sync(session, step + 1)
                 if _is_due(session):
                     with clock("validate"):
                         metrics |= procedure.validate(session)

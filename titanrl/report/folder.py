@@ -40,6 +40,7 @@ class RunFolder:
         self.alerts = path / "alerts.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile"
         self.curves = path / "curves.png"
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from titanrl.errors import ConfigError
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import read_jsonl
 
-__all__ = ["RunRecord", "read_runs"]
+__all__ = ["RunRecord", "flattened", "read_runs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,21 @@ class RunRecord:
     def keys(self) -> set[str]:
         """The metrics that have a number in some step."""
         return {key for line in self.metrics for key, value in line.items() if value is not None} - {"step"}
+
+    @property
+    def steps_done(self) -> int:
+        return max((int(line["step"]) for line in self.metrics), default=0)
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that the run's file still asks for."""
+        planned = int(self.table.get("loop", {}).get("steps", 0))
+        return max(planned - self.steps_done, 0)
+
+    @property
+    def progress(self) -> str:
+        """How far the run has come: ``3 of 4`` steps."""
+        return f"{self.steps_done} of {self.steps_done + self.steps_left}"
 
     def series(self, *keys: str) -> tuple[list[int], list[list[float]]]:
         """Returns the steps that have numbers for all ``keys``, and those numbers, key by key."""
@@ -59,7 +74,7 @@ class RunRecord:
             table=tomli.loads(config.read_text("utf-8")) if config.is_file() else {},
             metrics=list(read_jsonl(folder.metrics)),
             samples=_lines(folder.samples),
-            alerts=_lines(path / "alerts.jsonl"),
+            alerts=_lines(folder.alerts),
             versions=json.loads(versions.read_text("utf-8")) if versions.is_file() else {},
         )
 
@@ -79,3 +94,14 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return list(read_jsonl(path)) if path.is_file() else []
+
+
+def flattened(table: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns dotted key -> value of a file, entries of arrays of tables by their number."""
+    if isinstance(table, Mapping):
+        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in table.items()]
+    elif isinstance(table, list) and any(isinstance(each, Mapping) for each in table):
+        items = [(f"{prefix}.{i}", value) for i, value in enumerate(table)]
+    else:
+        return {prefix: table if isinstance(table, int | float) else str(table)}
+    return {key: value for name, each in items for key, value in flattened(each, name).items()}

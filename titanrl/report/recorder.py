@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
 
@@ -13,7 +13,10 @@ from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import read_jsonl
 from titanrl.report.progress import StepView
-from titanrl.report.writers import Writers
+from titanrl.report.writers import Writer, open_writers
+
+if TYPE_CHECKING:
+    from titanrl.config.report_tables import Report
 
 __all__ = ["Recorder"]
 
@@ -24,34 +27,32 @@ class Recorder:
     Step k is the state after k training steps; step 0 holds the validation before training.
 
     Args:
-        folder: of the run. steps: of the whole run. done: steps finished before this process began.
-        enabled: whether this rank records. tensorboard, progress: whether those are fed.
+        folder: of the run. settings: what is shown and written. steps: of the whole run.
+        done: steps finished before this process began. enabled: whether this rank records.
         watch: raises alerts; None: nobody does.
     """
 
     def __init__(
         self,
         folder: RunFolder,
+        settings: Report,
         *,
         steps: int,
         done: int,
         enabled: bool,
-        tensorboard: bool,
-        progress: bool,
         watch: Watch | None = None,
     ) -> None:
         self.folder = folder
         # A resumed run writes the steps after its checkpoint again; step 0 is never written twice.
         self._first = done + 1 if done else 0
-        self._tensorboard = tensorboard
+        self._settings = settings
         self._enabled, self._watch = enabled, watch
-        self._view = StepView(steps, start=done, enabled=enabled, live=progress)
-        self._writers: Writers | None = None
+        self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress)
+        self._writers: list[Writer] = []
 
     def __enter__(self) -> Self:
         if self._enabled:
-            self._writers = Writers(self.folder, first_step=self._first, tensorboard=self._tensorboard)
-            self._writers.text("experiment", self.folder.config.read_text())
+            self._writers = open_writers(self.folder, self._settings, first_step=self._first)
             if self._watch is not None:  # What is left of an interrupted run is its past.
                 for line in read_jsonl(self.folder.metrics):
                     self._watch.see(int(line["step"]), line)
@@ -62,13 +63,14 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._view.__exit__(kind, error, trace)
-        if self._writers is not None:
-            self._writers.close()
+        for writer in self._writers:
+            writer.close()
 
     def validation(self, metrics: Mapping[str, float]) -> None:
         """Records the validation before the first step."""
-        if self._writers is not None and metrics:
-            self._writers.scalars(0, metrics)
+        if self._enabled and metrics:
+            for writer in self._writers:
+                writer.scalars(0, metrics)
             self.alerts(0, metrics)
             self._view.message(f"validation before training: {_verdict(metrics)}")
 
@@ -78,11 +80,12 @@ class Recorder:
         Args:
             step: steps finished. metrics: all of the step, the validation's too.
         """
-        if self._writers is None or self._watch is None:
+        if not self._enabled or self._watch is None:
             return []
         raised = self._watch.see(step, metrics)
         for alert in raised:
-            self._writers.alert(step, alert)
+            for writer in self._writers:
+                writer.alert(step, alert)
             self._view.message(f"[bold yellow]alert {alert.name}[/] in step {step}: {escape(alert.message)}")
         return [alert.name for alert in raised]
 
@@ -99,19 +102,20 @@ class Recorder:
             step: steps finished, >= 1. metrics: ``stage/quantity`` -> number. seconds: stage -> seconds.
             samples: rows for samples.jsonl.
         """
-        if self._writers is None:
+        if not self._enabled:
             return
         total = sum(seconds.values())
         timed = {f"time/{stage}_seconds": spent for stage, spent in seconds.items()}
         tokens = metrics.get("sample/tokens", metrics.get("data/trained_tokens", 0.0))
         rate = {"time/step_seconds": total, "time/tokens_per_second": tokens / total}
-        self._writers.scalars(step, {**metrics, **timed, **rate})
-        self._writers.samples(step, samples)
+        for writer in self._writers:
+            writer.scalars(step, {**metrics, **timed, **rate})
+            writer.samples(step, samples)
         self._view.step(metrics, seconds)
 
     def finish(self) -> None:
         """Draws the curves and says where everything is."""
-        if self._writers is None:
+        if not self._enabled:
             return
         plot([self.folder.path], self.folder.curves)
         judged = [line for line in read_jsonl(self.folder.metrics) if _verdict(line)]
@@ -120,7 +124,7 @@ class Recorder:
             lines.append(f"validation   start {_verdict(judged[0])}")
             lines.append(f"             end   {_verdict(judged[-1])}")
         lines.append(f"curves       {self.folder.curves}")
-        if self._tensorboard:
+        if self._settings.tensorboard:
             lines.append(f"TensorBoard  tensorboard --logdir {self.folder.path}")
         self._view.message("\n".join(lines))
 

@@ -14,7 +14,7 @@ from titanrl.report.dataflow_picture import dataflow_picture
 from titanrl.report.figures import COLOURS, curves
 from titanrl.report.html import Page, code, details, figures, legend, note, table
 from titanrl.report.panels import Panel, groups, other_panels
-from titanrl.report.record import RunRecord, read_runs
+from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.samples import sample_browser
 from titanrl.report.times import stage_times
 
@@ -61,16 +61,10 @@ def _summary(runs: Sequence[RunRecord]) -> Markup:
         known = [f"{key} {run.versions[key]}" for key in ("titanrl", "torch") if key in run.versions]
         rows.append([
             run.name, table_of("model", {}).get("path"), algorithm_of(run.table),
-            table_of("run", {}).get("seed"), _steps(run), judged[0], judged[-1],
+            table_of("run", {}).get("seed"), run.progress, judged[0], judged[-1],
             seconds / 60, ", ".join(known),
         ])  # fmt: skip
     return table(head, rows)
-
-
-def _steps(run: RunRecord) -> str:
-    done = max((line["step"] for line in run.metrics), default=0)
-    planned = run.table.get("loop", {}).get("steps", done)
-    return str(done) if planned == done else f"{done} of {planned}"
 
 
 def algorithm_of(table: Mapping[str, Any]) -> str | None:
@@ -170,14 +164,3 @@ def _settings(runs: Sequence[RunRecord]) -> list[Markup]:
         rows = [[key, *(each.get(key) for each in flat)] for key in differ]
         blocks.append(table(["key", *(run.name for run in runs)], rows) if rows else note("No key differs."))
     return blocks + [details(f"{run.name}: experiment.toml", code(tomli_w.dumps(run.table))) for run in runs]
-
-
-def flattened(table: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key -> value of a file, entries of arrays of tables by their number."""
-    if isinstance(table, Mapping):
-        items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in table.items()]
-    elif isinstance(table, list) and any(isinstance(each, Mapping) for each in table):
-        items = [(f"{prefix}.{i}", value) for i, value in enumerate(table)]
-    else:
-        return {prefix: table if isinstance(table, int | float) else str(table)}
-    return {key: value for name, each in items for key, value in flattened(each, name).items()}

@@ -10,7 +10,7 @@ from titanrl.report.figures import COLOURS, stack
 from titanrl.report.html import figures, legend, note, table
 from titanrl.report.record import RunRecord
 
-__all__ = ["stage_times"]
+__all__ = ["stage_seconds", "stage_times"]
 
 MAX_BARS = 250
 """Of more steps every second, third, ... is drawn; the shares are of all."""
@@ -36,6 +36,16 @@ def stage_times(runs: Sequence[RunRecord]) -> list[Markup]:
     if not plots:
         return [note("No step is finished yet.")]
     return [table(["run", *stages], rows), legend(colours), figures(*plots, wide=len(plots) == 1)]
+
+
+def stage_seconds(run: RunRecord) -> dict[str, float]:
+    """Returns stage -> seconds in the whole run, in the order in which stages first appear."""
+    spent: dict[str, float] = {}
+    for line in run.metrics:
+        for key, value in line.items():
+            if _is_stage(key):
+                spent[_stage(key)] = spent.get(_stage(key), 0.0) + (value or 0.0)
+    return spent
 
 
 def _is_stage(key: str) -> bool:

@@ -17,8 +17,8 @@ import pytest
 from titanrl.report.html import number, script_json
 from titanrl.report.jsonl import JsonLines
 from titanrl.report.panels import groups, other_panels
-from titanrl.report.record import RunRecord, read_runs
-from titanrl.report.run_report import flattened, write_report
+from titanrl.report.record import RunRecord, flattened, read_runs
+from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

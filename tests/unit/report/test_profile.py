@@ -1,0 +1,51 @@
+"""Measures of single steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from titanrl.config.report_tables import Profile, profile_problems
+from titanrl.report.profile import profiled
+
+
+def test_chosen_steps_leave_a_trace_and_a_table_a_rank(tmp_path: Path) -> None:
+    settings = Profile(steps=(2,))
+    for step in (1, 2, 3):
+        with profiled(settings, step, tmp_path / "profile", rank=1):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
+        "step-2-rank-1.json.gz", "step-2-rank-1.txt",
+    ]  # fmt: skip
+    trace = json.loads(gzip.decompress((tmp_path / "profile" / "step-2-rank-1.json.gz").read_bytes()))
+    assert any(event.get("name") == "aten::mm" for event in trace["traceEvents"])
+    assert "aten::mm" in (tmp_path / "profile" / "step-2-rank-1.txt").read_text()
+
+
+def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:
+    with profiled(None, 1, tmp_path / "profile", rank=0):
+        pass
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_of_a_step_is_a_snapshot(tmp_path: Path) -> None:
+    with profiled(Profile(steps=(1,), trace=False, memory=True), 1, tmp_path, rank=0):
+        torch.ones(1024, device="cuda")
+    assert (tmp_path / "step-1-rank-0.pickle").stat().st_size > 0
+
+
+def test_steps_are_steps_of_the_run() -> None:
+    loop: Any = SimpleNamespace(steps=5)
+    assert profile_problems(Profile(steps=(1, 5)), loop) == []
+    (problem,) = profile_problems(Profile(steps=(1, 6)), loop)
+    assert "steps must be <= 5, [loop] steps, got 6" in str(problem)
+    with pytest.raises(ValueError, match="steps must hold numbers >= 1"):
+        Profile(steps=(0,))

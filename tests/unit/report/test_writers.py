@@ -1,0 +1,127 @@
+"""Each place to which numbers go, read back by the place's own reader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from titanrl.config.report_tables import Report
+from titanrl.errors import ConfigError
+from titanrl.report.alerts import Alert
+from titanrl.report.folder import RunFolder
+from titanrl.report.writers import open_writers
+
+TOML = '[run]\nseed = 3\n[optimizer]\nlr = 1e-5\n[algorithm.loss]\nname = "gspo"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text(TOML)
+    return folder
+
+
+def write(folder: RunFolder, settings: Report, *, first_step: int = 0, steps: int = 3) -> None:
+    writers = open_writers(folder, settings, first_step=first_step)
+    for step in range(first_step, steps):
+        for writer in writers:
+            writer.scalars(step, {"reward/mean": step / 4, "eval/score": 0.5})
+            writer.samples(step, [{"prompt": "2 + 2", "response": "four", "reward": 1.0}])
+    for writer in writers:
+        writer.alert(steps - 1, Alert("kl", 7.0, 5.0, "the policy left"))
+        writer.close()
+
+
+def test_tensorboard_has_scalars_a_layout_texts_and_settings(folder: RunFolder) -> None:
+    write(folder, Report())
+    board = EventAccumulator(str(folder.tensorboard))
+    board.Reload()
+    assert [event.value for event in board.Scalars("reward/mean")] == [0.0, 0.25, 0.5]
+    assert {"samples/text_summary", "experiment/text_summary", "alerts/kl/text_summary"} <= set(
+        board.Tags()["tensors"]
+    )
+    (event,) = board.Tensors("custom_scalars__config__")
+    score = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category[0].chart[0]
+    assert (score.title[:14], score.margin.series[0].value) == ("held-out score", "eval/score")
+    content = board.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    settings = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert settings["optimizer.lr"].number_value == 1e-5
+    assert settings["algorithm.loss.name"].string_value == "gspo"
+    assert board.Scalars("result/eval/score")[0].value == 0.5
+
+
+def test_resumed_run_writes_its_later_steps_once(folder: RunFolder) -> None:
+    write(folder, Report())
+    write(folder, Report(), first_step=2, steps=4)
+    steps = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+    board = EventAccumulator(str(folder.tensorboard))
+    board.Reload()
+    assert [event.step for event in board.Scalars("reward/mean")] == [0, 1, 2, 3]
+
+
+def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline: what would be sent lies in a file."""
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    settings = Report(tensorboard=False, trackers=("wandb",), project="lab")
+    runs, numbers = [], []
+    for first, end in ((0, 3), (3, 4)):
+        write(folder, settings, first_step=first, steps=end)
+        (file,) = folder.path.glob("wandb/offline-run-*/*.wandb")
+        for data in records(file.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.HasField("run"):
+                runs.append((record.run.project, record.run.display_name, record.run.run_id))
+            named = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            numbers += [float(named["reward/mean"])] if "reward/mean" in named else []
+        shutil.rmtree(folder.path / "wandb")  # Two of one second would share a folder.
+    assert numbers == [0.0, 0.25, 0.5, 0.75]
+    assert {run[:2] for run in runs} == {("lab", "run")}
+    assert len({run[2] for run in runs}) == 1
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Yields the records of a .wandb file, LevelDB's log format, that fit in its first block."""
+    place = 7
+    while place + 7 <= min(len(data), 32 * 1024):
+        length = int.from_bytes(data[place + 4 : place + 6], "little")
+        yield data[place + 7 : place + 7 + length]
+        place += 7 + length
+
+
+def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = Report(tensorboard=False, prometheus_port=port)
+    writers = open_writers(folder, settings)
+    try:
+        for step in (1, 2):
+            for writer in writers:
+                writer.scalars(step, {"reward/mean": step / 4, "sample/response_tokens_p95": 9.0})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'titanrl_reward_mean{run="run"} 0.5\n' in text
+        assert 'titanrl_sample_response_tokens_p95{run="run"} 9.0\n' in text
+        assert 'titanrl_step{run="run"} 2.0\n' in text
+        with pytest.raises(ConfigError, match=r"\[report\] prometheus_port cannot be listened on"):
+            open_writers(folder, settings)
+    finally:
+        for writer in writers:
+            writer.close()

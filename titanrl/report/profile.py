@@ -1,0 +1,61 @@
+"""Traces of operations and memory of chosen steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from titanrl.config.report_tables import Profile
+
+__all__ = ["profiled"]
+
+MEMORY_EVENTS = 200_000
+"""Allocations kept; older ones are forgotten, so that a long step does not fill the memory."""
+ROWS = 40
+"""Operations in the table of a trace."""
+
+
+@contextmanager
+def profiled(settings: Profile | None, step: int, folder: Path, rank: int) -> Iterator[None]:
+    """Measures what runs inside if ``step`` is one of those chosen.
+
+    Args:
+        settings: None measures nothing. step: the first is 1. folder: of the files. rank: names them.
+    """
+    if settings is None or step not in settings.steps:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"step-{step}-rank-{rank}"
+    with ExitStack() as measures:
+        if settings.trace:
+            measures.enter_context(_traced(stem))
+        if settings.memory:
+            measures.enter_context(_memory_recorded(stem))
+        yield
+
+
+@contextmanager
+def _traced(stem: Path) -> Iterator[None]:
+    with torch.profiler.profile() as profile:
+        yield
+    profile.export_chrome_trace(f"{stem}.json.gz")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=ROWS)
+    stem.with_suffix(".txt").write_text(table, "utf-8")
+
+
+@contextmanager
+def _memory_recorded(stem: Path) -> Iterator[None]:
+    memory = torch.cuda.memory
+    memory._record_memory_history(max_entries=MEMORY_EVENTS)
+    try:
+        yield
+        memory._dump_snapshot(f"{stem}.pickle")  # type: ignore[no-untyped-call]
+    finally:
+        memory._record_memory_history(enabled=None)

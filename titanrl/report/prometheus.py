@@ -1,0 +1,61 @@
+"""The last step's numbers in Prometheus' text form, at http://host:port/metrics while the run lasts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from titanrl.errors import ConfigError, Problem
+from titanrl.report.alerts import Alert
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["Prometheus"]
+
+
+class Prometheus:
+    """An endpoint that serves gauges ``titanrl_<stage>_<quantity>{run="..."}``.
+
+    Args:
+        port: to listen on, at every address of the machine. run: value of the label.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+
+    def __init__(self, port: int, run: str) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._run, self._last = run, dict[str, float]()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, registry=registry)
+        except OSError as error:
+            text = f"cannot be listened on, got {port}: {error.strerror}; choose another."
+            raise ConfigError(Problem("report", text, "prometheus_port")) from error
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields each number of the last step; Prometheus' library asks for them."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, value in tuple(self._last.items()):
+            gauge = GaugeMetricFamily(re.sub(r"\W", "_", f"titanrl_{name}"), name, labels=["run"])
+            gauge.add_metric([self._run], value)
+            yield gauge
+
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._last = {"step": float(step), **metrics}
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Serves no texts."""
+
+    def alert(self, step: int, alert: Alert) -> None:
+        self._last = self._last | {f"alert/{alert.name}": alert.value}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
