@@ -47,12 +47,16 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m titanrl.config.pages
+	$(BIN)/python -m titanrl.cli.pages
+	$(BIN)/python -m mkdocs build --strict
 
 lock:
 	$(PYTHON) requirements/lock.py
 
 bench: $(INSTALLED) $(BENCH) models/$(MODEL)/config.json
-	$(BIN)/python -m pytest benchmarks --benchmark-enable $(PYTEST_ARGS)
+	@mkdir -p runs
+	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),benchmarks) --benchmark-enable --benchmark-json=runs/bench.json \
+	|| missed=1; $(BIN)/titanrl bench report runs/bench.json && test -z "$$missed"
 
 install: $(INSTALLED)
 

@@ -119,7 +119,7 @@ def test_sampling_is_faster_than_generate(name: str, bench: Bench, benchmark: An
     median = {key: statistics.median(values) for key, values in times.items()}
     ratio = median["peer"] / median["ours"]
     benchmark.extra_info.update(
-        times=times, ratio=ratio, dtype=bench.dtype, threads=1, torch=torch.__version__
+        seconds=times, ratio=ratio, dtype=bench.dtype, threads=1, torch=torch.__version__
     )
     benchmark.pedantic(ours, rounds=1)
     # In float32 on AVX2 three quarters of the time are matrix products at the core's peak, the peer's too.

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from titanrl.config.algorithm_page import algorithm_page
+from titanrl.config.config_page import config_page
 from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
 from titanrl.config.page_texts import INDEX, KINDS, MADE, Kind
 from titanrl.config.status import FILE, status_of, survey
@@ -43,7 +44,7 @@ def builtin(kind: str) -> list[str]:
 def write(root: Path) -> list[Path]:
     """Writes what is generated from a clone: the shipped test status, then the pages. Returns the files.
 
-    Beside the component pages it is that of the presets.
+    Beside the component pages they are that of the presets and that of the tables.
     """
     status = survey(root, {kind: builtin(kind) for kind in kinds()})
     FILE.write_text(json.dumps(status, indent=1) + "\n", "utf-8")
@@ -55,7 +56,9 @@ def write(root: Path) -> list[Path]:
         (folder / name).write_text(text, "utf-8")
     presets = root / "docs" / "algorithms.md"
     presets.write_text(algorithm_page(root / "experiments" / "algorithms"), "utf-8")
-    return [FILE, presets, *sorted(folder.iterdir())]
+    tables = root / "docs" / "config.md"
+    tables.write_text(config_page(), "utf-8")
+    return [FILE, presets, tables, *sorted(folder.iterdir())]
 
 
 def _page(kind: str) -> str:

@@ -150,7 +150,7 @@ def _dataflows(runs: Sequence[RunRecord]) -> list[Markup]:
     for picture, names in pictures.items():
         if len(pictures) > 1:
             blocks.append(Markup("<h3>{}</h3>").format(", ".join(names)))
-        blocks.append(picture)
+        blocks.append(Markup('<div class="scroll">{}</div>').format(picture))
     return blocks
 
 

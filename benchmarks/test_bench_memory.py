@@ -1,0 +1,60 @@
+"""Memory over a run: what a process holds after 150 steps against what it held after 100, on the tiny model.
+
+Caches are full by then. A list that grows, a metric kept with its graph or a handle that stays open shows as
+a ratio below one. Run: ``make bench PYTEST_ARGS=benchmarks/test_bench_memory.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanrl.config import load
+from titanrl.engine import start
+from titanrl.loop.loop import train_step
+from titanrl.loop.prompts import training_prompts
+from titanrl.loop.run import Clock
+from titanrl.loop.session import open_session
+from titanrl.loop.stages import sync
+from titanrl.models import tiny
+
+FILE = Path(__file__).parents[1] / "experiments" / "tiny_grpo.toml"
+EARLY, LATE = 100, 150
+
+
+def held() -> dict[str, int]:
+    """Returns what this process holds: tensors, their bytes, open files."""
+    import torch
+
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    size = sum(each.untyped_storage().nbytes() for each in tensors)
+    return {"tensors": len(tensors), "bytes": size, "files": len(os.listdir("/proc/self/fd"))}
+
+
+def test_a_step_holds_as_much_late_as_early(tmp_path: Path, benchmark: Any) -> None:
+    model = tiny.create(tmp_path / "model", context=256)
+    sizes = ["loop.steps=200", "prompts.size=4096"]
+    experiment = load(FILE, [f"model.path={model}", f"run.folder={tmp_path}", *sizes])
+    start()
+    seen = {}
+    with closing(open_session(experiment, tmp_path / "run", training_prompts, resume=False)) as session:
+        sync(session, version=0)
+        for step in range(LATE):
+            train_step(session, step, Clock())
+            session.state.step = step + 1
+            sync(session, version=step + 1)
+            if step + 1 in (EARLY, LATE):
+                seen[step + 1] = held()
+    benchmark.extra_info.update(
+        held=seen, ratio={f"step {EARLY}": seen[EARLY]["bytes"] / seen[LATE]["bytes"]}, dtype="float32"
+    )
+    benchmark.pedantic(lambda: None, rounds=1)
+    assert seen[LATE]["files"] <= seen[EARLY]["files"], seen
+    assert seen[LATE]["tensors"] <= seen[EARLY]["tensors"], seen
+    assert seen[LATE]["bytes"] == pytest.approx(seen[EARLY]["bytes"], rel=0.02), seen

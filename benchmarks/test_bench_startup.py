@@ -1,0 +1,51 @@
+"""Start-up: CPU seconds of commands that read settings, against what a peer's import of its trainer takes.
+
+A typing error in a file is found in the time of `titanrl show` or `check`; with a trainer that is configured
+in Python it is found after its imports. Run: ``make bench PYTEST_ARGS=benchmarks/test_bench_startup.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "experiments" / "tiny_grpo.toml"
+PEER = "from trl import GRPOConfig, GRPOTrainer"
+ROUNDS = 3
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs TRL: `make bench` installs it"
+)
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """Returns the processor time of a Python process, its children's included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("command", ["show", "help"])
+def test_command_answers_before_trl_is_imported(command: str, benchmark: Any) -> None:
+    ours = ("-m", "titanrl", *{"help": ["--help"], "show": ["show", str(FILE)]}[command])
+    cpu_seconds(*ours)
+    if benchmark.disabled:
+        return
+    seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+    cpu_seconds("-c", PEER)
+    for _ in range(ROUNDS):
+        seconds["trl"].append(cpu_seconds("-c", PEER))
+        seconds["ours"].append(cpu_seconds(*ours))
+    ratio = statistics.median(seconds["trl"]) / statistics.median(seconds["ours"])
+    benchmark.extra_info.update(seconds=seconds, ratio=ratio)
+    benchmark.pedantic(lambda: None, rounds=1)
+    assert ratio >= 5, benchmark.extra_info

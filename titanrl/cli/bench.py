@@ -1,0 +1,79 @@
+"""``titanrl bench report``: what `make bench` measured, against the stored ratios."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from titanrl.report.benchmarks import Ratio
+
+__all__ = ["bench"]
+
+bench = typer.Typer(help="Results of the benchmark suite.", no_args_is_help=True)
+
+WIDTH = 40
+"""Columns of the drawing; its left end is a tenth as fast, its right end a hundred times."""
+
+
+@bench.callback()
+def _group() -> None:
+    """Keeps `report` a command of its own: typer would drop the name of a single one."""
+
+
+@bench.command("report")
+def report(
+    results: Annotated[Path, typer.Argument(help="What `make bench` wrote.", show_default=False)],
+    baseline: Annotated[Path, typer.Option(help="Stored ratios.")] = Path("benchmarks/baseline.json"),
+    page: Annotated[Path, typer.Option(help="Page that --accept writes.")] = Path("docs/performance.md"),
+    accept: Annotated[bool, typer.Option("--accept", help="Store the ratios and write the page.")] = False,
+) -> None:
+    """Draw ratios to peers with their spread; fail if one is below the stored one by more than noise."""
+    from titanrl.errors import ConfigError
+    from titanrl.report import benchmarks
+
+    if not results.is_file():
+        raise ConfigError(f"{str(results)!r} is no file; run `make bench` first.")
+    new = benchmarks.measured(results.read_text("utf-8"))
+    stored = benchmarks.loads(baseline.read_text("utf-8")) if baseline.is_file() else []
+    known = {ratio.key: ratio for ratio in stored}
+    worse = [each for each in new if each.key in known and benchmarks.regressed(each, known[each.key])]
+    table = Table("benchmark", "peer", "ratio", "spread", "stored", f"0.1 {'·' * (WIDTH - 8)} 100", box=None)
+    for each in new:
+        before = known.get(each.key)
+        spread = "" if each.low is None else f"{each.low:g} to {each.high:g}"
+        style = "red" if each in worse else ""
+        told = "" if before is None else f"{before.ratio:g}"
+        name = each.test.partition("::")[2].removeprefix("test_")
+        table.add_row(escape(name), each.peer, f"{each.ratio:g}", spread, told, drawn(each), style=style)
+    Console().print(table)
+    if accept:
+        kept = benchmarks.merged(stored, new)
+        baseline.write_text(benchmarks.dumps(kept), "utf-8")
+        page.write_text(benchmarks.page(kept, baseline.parent), "utf-8")
+        typer.echo(f"{baseline} and {page} are written.")
+    elif worse:
+        names = ", ".join(f"{each.test} ({each.peer})" for each in worse)
+        typer.secho(f"slower than stored: {names}", fg="red", err=True)
+        raise typer.Exit(1)
+
+
+def drawn(ratio: Ratio) -> str:
+    """Returns a ratio and its spread on a logarithmic line; the bar stands at 1."""
+
+    def place(value: float) -> int:
+        return min(max(round((math.log10(value) + 1) / 3 * (WIDTH - 1)), 0), WIDTH - 1)
+
+    line = [" "] * WIDTH
+    line[place(1.0)] = "│"
+    if ratio.low is not None and ratio.high is not None:
+        for i in range(place(ratio.low), place(ratio.high) + 1):
+            line[i] = "─"
+    line[place(ratio.ratio)] = "●"
+    return "".join(line)

@@ -1,0 +1,155 @@
+"""Results of the benchmark suite: ratios to peers with their spread, against stored ones, and as a page."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from titanrl.errors import ConfigError
+
+__all__ = ["Ratio", "dumps", "loads", "measured", "merged", "page", "regressed"]
+
+TOLERANCE = 0.15
+"""A ratio may fall by this share before it counts as a regression; and all of its spread must be below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Ratio:
+    """How many times as fast, or how many times as small, as one peer; times themselves are noise."""
+
+    test: str
+    """pytest's name of the benchmark, from the project's root."""
+    peer: str
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    """Quotients of the opposite quartiles of both; None where only one number was taken."""
+    dtype: str = ""
+    threads: int | None = None
+    torch: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.test, self.peer
+
+
+def measured(text: str) -> list[Ratio]:
+    """Returns the ratios in what ``pytest --benchmark-json`` wrote; benchmarks without a peer have none.
+
+    A benchmark's ``extra_info`` holds ``ratio``, a number or one a peer, and with it, if rounds were timed,
+    ``seconds``: what each of them took, ours first.
+
+    Raises:
+        ConfigError: it is no such file.
+    """
+    try:
+        runs = json.loads(text)["benchmarks"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigError("the results must be what `make bench` wrote, runs/bench.json.") from error
+    return sorted(ratio for run in runs for ratio in _ratios(run["fullname"], run["extra_info"]))
+
+
+def _ratios(test: str, info: Mapping[str, Any]) -> Iterable[Ratio]:
+    if "ratio" not in info:
+        return
+    seconds: dict[str, list[float]] = info.get("seconds", {})
+    own, *peers = seconds or ["ours"]
+    found = info["ratio"] if isinstance(info["ratio"], dict) else {(peers or ["peer"])[0]: info["ratio"]}
+    for peer, ratio in found.items():
+        low, high = _spread(seconds.get(own, ()), seconds.get(peer, ()))
+        yield Ratio(
+            test=test, peer=peer, ratio=_rounded(ratio), low=low, high=high, dtype=_dtype(info),
+            threads=info.get("threads"), torch=info.get("torch", ""),
+        )  # fmt: skip
+
+
+def _spread(
+    ours: Sequence[float] | None, theirs: Sequence[float] | None
+) -> tuple[float | None, float | None]:
+    if ours is None or theirs is None or min(len(ours), len(theirs)) < 3:
+        return None, None
+    (own_low, _, own_high), (low, _, high) = (statistics.quantiles(each, n=4) for each in (ours, theirs))
+    return _rounded(low / own_high), _rounded(high / own_low)
+
+
+def _dtype(info: Mapping[str, Any]) -> str:
+    return str(info.get("dtype", "")).removeprefix("torch.")
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def regressed(new: Ratio, stored: Ratio) -> bool:
+    """Whether a ratio is worse than the stored one by more than noise."""
+    best = new.ratio if new.high is None else new.high
+    return new.ratio < stored.ratio * (1 - TOLERANCE) and best < stored.ratio
+
+
+def merged(stored: Iterable[Ratio], new: Sequence[Ratio]) -> list[Ratio]:
+    """Returns the stored ratios with the new ones in their place; tests that ran anew keep no old peers."""
+    ran = {ratio.test for ratio in new}
+    return sorted([*(ratio for ratio in stored if ratio.test not in ran), *new])
+
+
+def dumps(ratios: Sequence[Ratio]) -> str:
+    """Returns the text of benchmarks/baseline.json."""
+    return json.dumps([asdict(ratio) for ratio in ratios], indent=1) + "\n"
+
+
+def loads(text: str) -> list[Ratio]:
+    """Returns the ratios that `dumps` wrote."""
+    return [Ratio(**each) for each in json.loads(text)]
+
+
+PAGE = """<!-- Written by `titanrl bench report RESULTS --accept`; do not edit. -->
+
+# Performance
+
+How many times as fast titanrl is as the peer in the column (where memory is compared: as small), on two
+x86-64 cores, after an assertion that both compute the same. Both take turns in one process or run. The
+interval is the quotient of opposite quartiles; times are noise on shared machines and are not kept.
+What a benchmark compares in detail stands at the top of its file.
+
+```bash
+make bench                                      # half an hour: runs/bench.json, compared with what is stored
+titanrl bench report runs/bench.json --accept   # stores it in benchmarks/baseline.json and writes this page
+```
+"""
+
+
+def page(ratios: Sequence[Ratio], folder: Path) -> str:
+    """Returns docs/performance.md.
+
+    Args:
+        folder: with the benchmarks' files, whose first sentences say what each compares.
+    """
+    blocks = [PAGE]
+    for file in dict.fromkeys(ratio.test.partition("::")[0] for ratio in ratios):
+        name = Path(file).stem.removeprefix("test_bench_").replace("_", " ")
+        rows = [
+            "| benchmark | peer | ratio | interval | dtype | threads | torch |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for each in (ratio for ratio in ratios if ratio.test.startswith(f"{file}::")):
+            interval = "" if each.low is None else f"{each.low:g} to {each.high:g}"
+            test = each.test.partition("::")[2].removeprefix("test_").removeprefix("bench_")
+            rows.append(
+                f"| `{test}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
+                f"{each.threads or ''} | {each.torch} |"
+            )
+        command = f"```bash\nmake bench PYTEST_ARGS={file}\n```"
+        blocks += [f"## {name.capitalize()}", _about(folder / Path(file).name), command, "\n".join(rows)]
+    return "\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _about(file: Path) -> str:
+    """Returns the first paragraph of a benchmark's docstring."""
+    doc = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+    return re.sub(r"``", "`", " ".join(doc.partition("\n\n")[0].split()))
