@@ -69,7 +69,7 @@ def _show(table: str, feed: DataFeed, seq_len: int, console: Console) -> int:
         bins = list(histogram(lengths))
         for low, high, count in bins:
             bar = Bar(max(count for _, _, count in bins), 0, count, width=40)
-            drawn.add_row(f"{low:,} - {high:,}", f"{count:,}", bar)
+            drawn.add_row(f"{low:,} - {high:,}" if low < high else f"{low:,}", f"{count:,}", bar)
         console.print(drawn)
     return len(found.problems)
 
