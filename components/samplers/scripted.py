@@ -52,6 +52,8 @@ class Scripted:
 class ScriptedSampler:
     """The live sampler; holds nothing but the version."""
 
+    ranks_per_engine = 1
+
     def __init__(self, settings: Scripted, host: SamplerHost) -> None:
         if host.tokenizer is None:
             raise ValueError("sampler 'scripted' needs the model's tokenizer, got none.")

@@ -31,8 +31,8 @@ class Torch:
 
     A token is the first whose cumulative probability exceeds a number in [0, 1) that is a hash of the seed,
     step, group, sample and position. So an answer depends on nothing else, up to the rounding of matrix
-    products of other sizes. Under FSDP 2 the weights are gathered once a call, and no collective follows.
-    Tensor and pipeline parallelism are refused.
+    products of other sizes. The weights are gathered once a call, and no collective follows: where layers are
+    cut by tensor, pipeline or expert parallelism into a whole copy on each rank, for as long as it decodes.
     """
 
     temperature: float = 1.0
@@ -55,25 +55,21 @@ class Torch:
 
     def start(self, host: SamplerHost) -> TorchSampler:
         """Raises:
-        ConfigError: the trainer is tensor- or pipeline-parallel.
+        ConfigError: there is no trainer.
         """
         return TorchSampler(self, host)
 
 
 class TorchSampler:
-    """The live sampler. ``sample`` is a collective over data-parallel ranks: call it even without rows."""
+    """The live sampler. ``sample`` is a collective: call it even without rows."""
+
+    ranks_per_engine = 1
 
     def __init__(self, settings: Torch, host: SamplerHost) -> None:
         engine = host.engine
         if engine is None:
             raise ConfigError(
                 "sampler 'torch' decodes on the trainer's modules and needs its engine, got none."
-            )
-        if engine.world_size != engine.dp_degree:
-            raise ConfigError(
-                f"sampler 'torch' needs whole layers on each rank, got {engine.world_size} ranks for "
-                f"{engine.dp_degree} data-parallel ones; set tensor_parallel_degree and "
-                "pipeline_parallel_degree to 1, or use name = 'vllm'."
             )
         self._settings = settings
         self._host = host

@@ -48,7 +48,7 @@ class VLLM:
     enforce_eager: bool | None = None
     """Run without compiled graphs; absent: true on a CPU, where they gain nothing, false on a GPU."""
     tensor_parallel_size: int = 1
-    """Ranks that share one engine, >= 1; on a GPU, a divisor of the trainer's tensor_parallel_degree."""
+    """Ranks in a row that share one engine, >= 1, on any mesh; divides the heads, those of keys too."""
     sleep: Literal["off", "offload", "discard"] = "off"
     """What is freed of a GPU while the trainer updates: nothing; keys and values, the weights moved to the
     host; or both dropped, which is enough when new weights follow. Nothing on a CPU."""

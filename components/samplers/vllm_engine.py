@@ -38,6 +38,7 @@ class VLLMSampler:
         self._sleeps = settings.sleep != "off" and not self._on_cpu
         self._is_asleep = False
         self.version = 0
+        self.ranks_per_engine = settings.tensor_parallel_size
         self.weight_dtype = getattr(torch, self._dtype)
         _check_split(settings, host)
         self._owns_group = not torch.distributed.is_initialized()
@@ -203,13 +204,9 @@ def _sample_of(completion: Any) -> Sample:
 
 def _check_split(settings: VLLM, host: SamplerHost) -> None:
     size = settings.tensor_parallel_size
-    if size == 1:
-        return
-    if host.device == "cpu":
-        raise ConfigError(f"[sampler] tensor_parallel_size must be 1 on a CPU, got {size}.")
-    degree = 1 if host.engine is None else host.engine.tensor_parallel_degree
-    if degree % size:
+    world_size = 1 if host.engine is None else host.engine.world_size
+    if world_size % size:
         raise ConfigError(
-            f"[sampler] tensor_parallel_size must divide [parallelism] tensor_parallel_degree ({degree}), "
-            f"got {size}: ranks that share an engine must sample the same rows."
+            f"[sampler] tensor_parallel_size must divide the {world_size} ranks, which share the engines, "
+            f"got {size}; start a multiple of {size} processes (--nproc)."
         )

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from titanrl.errors import ConfigError
+
 __all__ = ["Repacker", "load_documented"]
 
 Weights = Iterable[tuple[str, "torch.Tensor"]]
@@ -19,6 +21,9 @@ class Slot(NamedTuple):
     parameter: str
     start: int
     shape: tuple[int, ...]
+    """Of the whole tensor."""
+    part: tuple[slice, ...]
+    """What of it this rank has, under tensor parallelism."""
 
 
 class Repacker:
@@ -31,7 +36,10 @@ class Repacker:
     The weights of one layer exist twice at a time.
 
     Args:
-        model: vLLM's, not tensor-parallel: a dense model of linears, embeddings and norms.
+        model: vLLM's, or this rank's part of it: a dense model of linears, embeddings and norms.
+
+    Raises:
+        ConfigError: a mixture of experts.
     """
 
     def __init__(self, model: Any) -> None:
@@ -59,17 +67,31 @@ class Repacker:
 
     def _describe(self, name: str, parameter: str, value: torch.Tensor, parts: list[str]) -> None:
         module = self._modules[name]
-        columns: tuple[int, ...] = tuple(value.shape[1:])
-        if _is_linear(module) and parameter == "weight":
-            columns = (module.input_size_per_partition,)  # the packed weight left an empty parameter
+        if parameter.startswith(("w13_", "w2_")):
+            raise ConfigError(
+                "[sampler] name must be 'torch' for a mixture of experts on a CPU, got 'vllm', whose experts "
+                "cannot be given new weights there."
+            )
         if not _is_linear(module):
-            rows = getattr(module, "org_vocab_size", len(value))  # an embedding is padded
-            self.slots[f"{name}.{parameter}"] = Slot(name, parameter, 0, (rows, *columns))
+            rows, shape = slice(0, len(value)), tuple(value.shape)
+            if hasattr(module, "org_vocab_size"):  # an embedding is padded
+                own = module.shard_indices
+                rows = slice(own.org_vocab_start_index, own.org_vocab_end_index)
+                shape = (module.org_vocab_size, *shape[1:])
+            self.slots[f"{name}.{parameter}"] = Slot(name, parameter, 0, shape, (rows,))
             return
+        rank, ranks = module.tp_rank, module.tp_size
+        columns: tuple[slice, ...] = ()
+        splits_rows, width = not hasattr(module, "input_is_parallel"), module.input_size_per_partition
+        if parameter == "weight":  # the packed weight left an empty parameter
+            columns = (slice(0, width) if splits_rows else slice(rank * width, (rank + 1) * width),)
         start, parent = 0, name.rpartition(".")[0]
         names = [f"{parent}.{part}" for part in parts] or [name]
         for part, size in zip(names, module.output_partition_sizes, strict=True):
-            self.slots[f"{part}.{parameter}"] = Slot(name, parameter, start, (size, *columns))
+            first = rank * size if splits_rows else 0
+            shape = (size * ranks if splits_rows else size, *([module.input_size] if columns else []))
+            cut = (slice(first, first + size), *columns)
+            self.slots[f"{part}.{parameter}"] = Slot(name, parameter, start, shape, cut)
             start += size
 
     def load(self, weights: Weights) -> None:
@@ -100,10 +122,11 @@ class Repacker:
             if tuple(tensor.shape) != slot.shape:
                 raise ValueError(f"weight {name!r} must be {slot.shape} for vLLM, got {tuple(tensor.shape)}.")
             waiting[slot.module].discard(name)
+            tensor = tensor[slot.part]
             held = buffers.setdefault(slot.module, {})
             if slot.parameter not in held:
                 held[slot.parameter] = self._target(slot, tensor)
-            target = held[slot.parameter][slot.start : slot.start + slot.shape[0]]
+            target = held[slot.parameter][slot.start : slot.start + len(tensor)]
             if target.data_ptr() != tensor.data_ptr():
                 target.copy_(tensor)
             if not waiting[slot.module]:
@@ -119,14 +142,15 @@ class Repacker:
         if parameter.numel():
             return parameter.data  # type: ignore[no-any-return]
         rows = sum(self._modules[slot.module].output_partition_sizes)
-        if rows == slot.shape[0] and tensor.dtype == parameter.dtype and tensor.is_contiguous():
+        if rows == len(tensor) and tensor.dtype == parameter.dtype and tensor.is_contiguous():
             return tensor  # packing only reads it
-        size = rows * slot.shape[1]
+        width = tensor.shape[1]
+        size = rows * width
         # Kept from load to load, as fresh memory would cost a page fault for every 4 KiB.
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() >= size]
         whole = self._spare.pop(fitting[0]) if fitting else torch.empty(size, dtype=parameter.dtype)
         self._lent[whole.data_ptr()] = whole
-        return whole[:size].view(rows, slot.shape[1])
+        return whole[:size].view(rows, width)
 
     def _install(self, module: Any, tensors: dict[str, torch.Tensor]) -> None:
         if _is_linear(module):

@@ -39,9 +39,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         )
     )  # fmt: skip
     sampler.load(engine.weights(), version=1)
-    rows = rows_of(engine.dp_rank, engine.dp_degree)
+    together = sampler.ranks_per_engine > 1
+    rows = ROWS if together else rows_of(engine.dp_rank, engine.dp_degree)
     answers = sampler.sample(rows, step=4, seed=11)
-    none = sampler.sample(rows if engine.dp_rank == 0 else [], step=4, seed=11)
+    none = sampler.sample(rows if together or engine.dp_rank == 0 else [], step=4, seed=11)
     batch = assemble(rows, answers, decode=str, version=1)
     gap = (engine.score(batch)["logprob"] - batch["sampler_logprob"])[batch["loss_mask"]].abs()
     sampler.close()

@@ -24,10 +24,10 @@ VLLM = pytest.param(
 )
 
 
-def sample(folder: Path, processes: int, sampler: dict[str, Any]) -> list[dict[str, Any]]:
+def sample(folder: Path, processes: int, sampler: dict[str, Any], kv_heads: int = 1) -> list[dict[str, Any]]:
     """Returns what each rank of a torchrun saw."""
     # Heads of 64, as vLLM's CPU attention wants them.
-    model = tiny.create(folder / "model", hidden=128, heads=2, kv_heads=1, scale=0.15)
+    model = tiny.create(folder / "model", hidden=128, heads=2, kv_heads=kv_heads, scale=0.15)
     (folder / "case.json").write_text(json.dumps({"model": str(model), "sampler": sampler}))
     return launch(WORKER, folder, processes, timeout_seconds=500)
 
@@ -46,3 +46,14 @@ def test_ranks_sample_as_one_process(sampler: dict[str, Any], tmp_path: Path) ->
     assert max(found["gap"] for found in (one, *two)) < 1e-4
     # The trainer's process group outlives the sampler.
     assert [found["ranks"] for found in (one, *two)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("sampler", [VLLM])
+def test_two_ranks_sample_together_with_one_engine(sampler: dict[str, Any], tmp_path: Path) -> None:
+    """Each has half of every matrix; log-probs are the trainer's, at the weights it sent."""
+    two = sample(tmp_path / "two", 2, sampler | {"tensor_parallel_size": 2}, kv_heads=2)
+    assert two[0]["answers"] == two[1]["answers"]
+    assert two[0]["answers"] == dict(zip(two[0]["answers"], two[0]["again"], strict=True))
+    assert len({tuple(ids) for ids in two[0]["answers"].values()}) == 9
+    assert max(found["gap"] for found in two) < 1e-4
+    assert [found["ranks"] for found in two] == [2, 2]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,7 +19,10 @@ from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
 from titanrl.schema import STAGES, key_name
-from titanrl.verify import verify
+from titanrl.verify import memory, verify
+
+if TYPE_CHECKING:
+    from titanrl.models.memory import Need
 
 __all__ = ["check", "show"]
 
@@ -37,6 +41,7 @@ def check(
     lazy_torch()
     failed = False
     for file in files:
+        needed = ""
         try:
             if is_ablation(file):
                 if data:
@@ -46,6 +51,7 @@ def check(
                 experiment = load(file, overrides or [])
                 if problems := verify(experiment, nproc):
                     raise ConfigError(problems, file=str(file))
+                needed = _memory(memory(experiment, nproc or 1), nproc or 1)
                 if data and (bad := scan_data(experiment, Console())):
                     raise ConfigError(f"{bad} bad examples; mend or remove them.", file=str(file))
         except ConfigError as error:
@@ -53,8 +59,22 @@ def check(
             typer.secho(str(error), fg="red", err=True)
         else:
             typer.secho(f"{file}: right", fg="green")
+            if needed:
+                typer.echo(needed)
     if failed:
         raise typer.Exit(2)
+
+
+def _memory(needs: Sequence[Need], world_size: int) -> str:
+    """Returns what a rank needs in words: the sum, and the parts from the largest down."""
+    parts = [f"{need.name} {_size(need.size)}" for need in sorted(needs, key=lambda need: -need.size)]
+    rank = "the process" if world_size == 1 else f"the fullest of {world_size} ranks"
+    total = _size(sum(need.size for need in needs))
+    return f"  {rank} needs about {total}, without the sampler: {', '.join(parts)}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
 
 
 def show(

@@ -32,7 +32,7 @@ from titanrl.models.hf_config import HFConfig
 from titanrl.models.mesh_checks import model_problems
 from titanrl.models.spec import model_spec, set_sharding
 
-__all__ = ["Model", "build_model"]
+__all__ = ["Model", "build_model", "fill_buffers"]
 
 logger = logging.getLogger(__name__)
 
@@ -208,14 +208,20 @@ def _no_loss(*_: Any) -> Any:
 
 
 def _allocate(part: Decoder, device: torch.device) -> None:
-    """Gives a part built on meta its memory; parameters are left unset, the rotary tables are computed."""
+    """Gives a part built on meta its memory; parameters are left unset."""
     part.to_empty(device=device)
     if part.enable_weight_tying:
         # to_empty makes one parameter of each; the same line as in Decoder.init_states.
         part.tok_embeddings.weight = part.lm_head.weight
+    fill_buffers(part, device)
+
+
+def fill_buffers(part: Decoder, device: torch.device) -> None:
+    """Fills what no file holds: the rotary tables, which are computed, and the experts' counts, 0."""
     for module in part.modules():
         if isinstance(module, MoE):
-            module.tokens_per_expert_E.zero_()  # A count that no file holds.
+            counts = torch.zeros_like(module.tokens_per_expert_E, device=device)
+            module.register_buffer("tokens_per_expert_E", counts, persistent=False)
     ropes = [module for module in part.modules() if isinstance(module, RoPE)]
     for rope in ropes[:1]:
         rope.init_states(buffer_device=device)

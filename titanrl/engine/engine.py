@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,12 @@ from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
 from titanrl.engine.head import compiled_kernels
 from titanrl.engine.mesh import join
+from titanrl.engine.replica import replica
 from titanrl.engine.role import Role, gathered
-from titanrl.engine.settings import EngineConfig
+from titanrl.engine.settings import EngineConfig, FrozenModel
 from titanrl.engine.stream import stream
 from titanrl.engine.trainee import Trainee
+from titanrl.engine.twin import Twin
 from titanrl.metrics import Sums
 from titanrl.objective import Objective
 from titanrl.ops.row_kernels import EAGER
@@ -63,9 +66,8 @@ class Engine:
         if critic is not None:
             role = self._role(critic.path, head="value")
             self.critic = self._trainee(role, critic.optimizer, critic.lr_scheduler, critic.steps)
-        self.frozen: dict[str, Role] = {
-            name: self._role(each.path, frozen_dtype=each.dtype, top_k=each.top_k)
-            for name, each in config.frozen.items()
+        self.frozen: dict[str, Role | Twin] = {
+            name: self._frozen(each) for name, each in config.frozen.items()
         }
         """Models that are only scored, by the name of their role: the reference, a teacher."""
         self._checkpoints = None
@@ -81,6 +83,16 @@ class Engine:
             max_norm=self._config.training.max_norm,
             backend=self._backend,
         )
+
+    def _frozen(self, model: FrozenModel) -> Role | Twin:
+        """Returns a frozen model; one that is the policy at first is loaded when that has moved."""
+        training = self._config.training
+        load = partial(self._role, model.path, frozen_dtype=model.dtype, top_k=model.top_k)
+        is_same = model.path == self._config.model and self._config.head == "language" and not model.top_k
+        # Weights are rounded to the compute precision anyway.
+        if is_same and model.dtype in (training.dtype, training.mixed_precision_param):
+            return Twin(self.policy, load)
+        return load()
 
     def _role(
         self,
@@ -153,6 +165,11 @@ class Engine:
         """The policy's TorchTitan Decoders on this rank, weights sharded: one, or the pipeline's stages."""
         return list(self.policy.role.model.parts)
 
+    def is_policy(self, name: str) -> bool:
+        """Whether the frozen model of that name has the policy's weights, as nothing has been trained yet."""
+        model = self.frozen[name]
+        return isinstance(model, Twin) and model.is_policy
+
     def score(self, rows: TensorDict, keys: tuple[str, ...] = ("logprob",)) -> dict[str, torch.Tensor]:
         """Returns the policy's outputs before the update: see Role.score."""
         return self.policy.score(rows, keys)
@@ -175,7 +192,7 @@ class Engine:
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:
         """Lends the policy's modules with whole weights in compute precision, without gradients, for
-        decoding.
+        decoding; a collective. Under tensor, pipeline or expert parallelism they are a copy.
 
         Call a whole part, ``parts[0](tokens, positions=..., attention_masks=None)`` -> logits [B, L, V], or
         its submodules one by one (``part.layers["0"]``, ``part.norm``, ``part.lm_head``) by their
@@ -183,8 +200,16 @@ class Engine:
         so ranks may decode different numbers of tokens. Weights are plain tensors and not to be kept beyond
         the block.
         """
-        with gathered(self.policy.role):
-            yield self.modules
+        role, dims = self.policy.role, self._mesh.dims
+        if not (dims.tp_enabled or dims.pp_enabled or dims.ep_enabled):
+            with gathered(role):
+                yield self.modules
+            return
+        training = self._config.training
+        with replica(
+            role.model, self._mesh, max_length=training.seq_len, dtype=training.mixed_precision_param
+        ) as whole:
+            yield [whole]
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Writes the policy as a Hugging Face folder."""
@@ -202,7 +227,9 @@ class Engine:
 
         Returns whether there was one.
         """
-        return self._checkpoints is not None and self._checkpoints.load(step)
+        found = self._checkpoints is not None and self._checkpoints.load(step)
+        self.policy.has_moved |= found
+        return found
 
     def close(self) -> None:
         """Finishes writing; the process group stays, others may use it."""

@@ -12,17 +12,24 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from titanrl.engine.build import Model
 
-__all__ = ["stream"]
+__all__ = ["parameters", "stream"]
 
 
-@torch.no_grad()
 def stream(
     model: Model, pp_group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (Hugging Face name, full tensor) on every rank, parameter by parameter; a collective.
+    """Yields (Hugging Face name, full tensor) on every rank, parameter by parameter: see ``parameters``."""
+    for name, value in parameters(model, pp_group, dtype):
+        yield from model.adapter.to_hf({name: value}).items()
 
-    Of what is sharded at most one parameter exists in full at a time, so consume it whole. A tied head is not
-    yielded.
+
+@torch.no_grad()
+def parameters(
+    model: Model, pp_group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (TorchTitan's name, full tensor) on every rank, one after the other; a collective.
+
+    Of what is sharded at most one exists in full at a time, so consume it whole. A tied head is not yielded.
 
     Args:
         dtype: to which shards are rounded before they travel; None: they travel as they are.
@@ -37,8 +44,7 @@ def stream(
         tensors = iter(()) if block is None else _tensors(block, f"{name}.", dtype)
         if pp_group is not None:
             tensors = _from_owner(tensors, block is not None, pp_group, dtype)
-        for key, value in tensors:
-            yield from model.adapter.to_hf({key: value}).items()
+        yield from tensors
 
 
 def _block(part: torch.nn.Module, name: str) -> torch.nn.Module | None:

@@ -36,6 +36,8 @@ class Trainee:
         self.optimizers = build_optimizers(optimizer, role.model.parts)
         self.schedule = build_schedule(lr_scheduler, self.optimizers, steps)
         self._updater = Updater(role, self.optimizers, self.schedule, max_norm=max_norm, backend=backend)
+        self.has_moved = False
+        """Whether the weights are others than those of the model's folder."""
 
     def score(self, rows: TensorDict, keys: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """Returns the model's outputs before the update: see Role.score."""
@@ -43,7 +45,9 @@ class Trainee:
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
-        return self._updater.update(rows, objective, coefficients)
+        metrics = self._updater.update(rows, objective, coefficients)
+        self.has_moved |= not metrics["update/skipped"][0]
+        return metrics
 
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Returns the metrics of an update that is not made: see Updater."""

@@ -10,6 +10,7 @@ import torch
 
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble
+from titanrl.loop.sampling import sampled
 from titanrl.loop.scoring import score_rewards
 from titanrl.loop.session import Session, start_sampler
 from titanrl.loop.tokens import Tokens
@@ -103,29 +104,29 @@ def judged_answers(
     temperature: float | None = None,
     greedy: bool = False,
 ) -> Judged:
-    """Returns the answer to each of ``rows``, in order and on every rank; each rank samples its share.
+    """Returns the answer to each of ``rows``, in order and on every rank; each rank judges its share.
 
     Args:
         temperature: omitted: the sampler's. greedy: take the likeliest token.
     """
-    rank, degree, group = host.engine.dp_rank, host.engine.dp_degree, host.engine.dp_group
-    local = rows[len(rows) * rank // degree : len(rows) * (rank + 1) // degree]
-    samples = host.sampler.sample(local, step=step, seed=seed, temperature=temperature, greedy=greedy)
-    answers: list[Answer] = []
+    kept, samples = sampled(host, rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
+    answers: list[tuple[int, Answer]] = []
     failures: dict[str, float] = {}
-    if local:
+    if kept:
+        local = [rows[number] for number in kept]
         batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
         scores, failures = score_rewards(batch, host.experiment.reward)
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
-            answers.append(
-                Answer(
-                    text=batch["text", "response"][index],
-                    tokens=len(sample.ids),
-                    finish_reason=sample.finish_reason,
-                    reward=float(scores["reward"][index]),
-                    rewards={label: float(scores["rewards", label][index]) for label in labels},
-                )
+            answer = Answer(
+                text=batch["text", "response"][index],
+                tokens=len(sample.ids),
+                finish_reason=sample.finish_reason,
+                reward=float(scores["reward"][index]),
+                rewards={label: float(scores["rewards", label][index]) for label in labels},
             )
+            answers.append((kept[index], answer))
+    group, degree = host.engine.dp_group, host.engine.dp_degree
     failed = exchange.gather_objects([sum(failures.values())], group, degree)
-    return Judged(exchange.gather_objects(answers, group, degree), int(sum(failed)))
+    found = dict(exchange.gather_objects(answers, group, degree))
+    return Judged([found[number] for number in range(len(rows))], int(sum(failed)))

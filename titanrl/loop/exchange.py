@@ -17,7 +17,9 @@ __all__ = ["agree", "gather", "gather_objects", "share", "total"]
 
 
 def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
-    """Returns the rows of all ``degree`` data-parallel ranks in rank order; texts are left out.
+    """Returns the rows of all ``degree`` data-parallel ranks in the order of row_id; texts are left out.
+
+    So the order is the same for every number of ranks, whichever rank had which rows.
 
     Args:
         batch: this rank's rows, CPU tensors; every rank holds the same keys, lengths may differ.
@@ -41,7 +43,8 @@ def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> T
         dist.all_gather(parts, padded, group=group)
         whole = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
         gathered[key] = whole.view(value.dtype).reshape(sum(counts), *value.shape[1:])
-    return TensorDict(gathered, batch_size=[sum(counts)])
+    batch = TensorDict(gathered, batch_size=[sum(counts)])
+    return batch[batch["row_id"].argsort(stable=True)]
 
 
 def gather_objects(items: Sequence[Any], group: dist.ProcessGroup | None, degree: int) -> list[Any]:

@@ -11,7 +11,7 @@ from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock, Procedure, run
 from titanrl.loop.sample_rows import sample_rows
 from titanrl.loop.session import Session
-from titanrl.loop.stages import batch_metrics, local_rows, sample, score, sync
+from titanrl.loop.stages import batch_metrics, sample, score, sync
 from titanrl.loop.step import estimated, optimize
 from titanrl.metrics import means
 from titanrl.schema import check
@@ -52,7 +52,9 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
     loop = session.experiment.loop
     for draw in range(loop.max_resample + 1):
         with clock("sample"):
-            asked = local_rows(session, first_group=draw * loop.prompts_per_step)
+            asked = session.feed.take(
+                loop.prompts_per_step, loop.samples_per_prompt, first_group=draw * loop.prompts_per_step
+            )
             local, greedy_failures = sample(session, asked, step)
             check(local, "sample")
         with clock("score"):

@@ -11,52 +11,51 @@ from tensordict import TensorDict
 
 from titanrl.loop.buffer import assemble
 from titanrl.loop.critic import critic_values
+from titanrl.loop.sampling import sampled
 from titanrl.loop.scoring import score_rewards
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 
 if TYPE_CHECKING:
     from titanrl.loop.session import Session
-    from titanrl.protocols import PromptRow, Sample
+    from titanrl.protocols import PromptRow
 
 Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tensor]]
 """This rank's rows and names of outputs -> {name: [N, L(, K)] or [N], 0 where masked}; a collective."""
 
-__all__ = ["batch_metrics", "local_rows", "sample", "score", "score_models", "sync"]
-
-
-def local_rows(session: Session, first_group: int) -> list[PromptRow]:
-    """Returns this rank's share of the next prompts; every rank's feed moves on alike."""
-    loop = session.experiment.loop
-    rows = session.feed.take(loop.prompts_per_step, loop.samples_per_prompt, first_group)
-    mine = session.share_of(loop.prompts_per_step)
-    return rows[mine.start * loop.samples_per_prompt : mine.stop * loop.samples_per_prompt]
+__all__ = ["batch_metrics", "sample", "score", "score_models", "sync"]
 
 
 def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[TensorDict, dict[str, float]]:
-    """Returns this rank's batch as stage `sample` promises it, one answer for each of ``rows``, and how often
-    rewards failed on greedy answers, where those are scored."""
+    """Returns this rank's batch as stage `sample` promises it, one answer for each of its share of ``rows``,
+    and how often rewards failed on greedy answers, where those are scored; a collective.
+
+    Args:
+        rows: those of all ranks.
+    """
     batch = _answered(session, rows, step, greedy=False)
     failures: dict[str, float] = {}
     if session.scores_greedy:
-        batch["baseline_reward"], failed = _greedy_reward(session, rows, step)
+        baselines, failed = _greedy_rewards(session, rows, step)
+        batch["baseline_reward"] = torch.tensor([baselines[group] for group in batch["group_id"].tolist()])
         failures["reward/greedy_failures"] = failed
     return batch, failures
 
 
 def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy: bool) -> TensorDict:
-    answers: list[Sample] = session.sampler.sample(rows, step=step, seed=session.seed, greedy=greedy)
-    return assemble(rows, answers, decode=session.tokens.decode, version=session.sampler.version)
+    kept, answers = sampled(session, rows, step=step, seed=session.seed, greedy=greedy)
+    mine = [rows[number] for number in kept]
+    return assemble(mine, answers, decode=session.tokens.decode, version=session.sampler.version)
 
 
-def _greedy_reward(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[torch.Tensor, float]:
-    """Returns [N] float32, the reward of the greedy answer to each row's prompt, and how often a reward
-    failed on one; there is one a group."""
+def _greedy_rewards(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[dict[int, float], float]:
+    """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and how often a
+    reward failed on one."""
     first_of = {row.group: row for row in reversed(rows)}
-    batch = _answered(session, list(first_of.values()), step, greedy=True)
+    batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
     rewards, failures = score_rewards(batch, session.experiment.reward)
-    place = {group: index for index, group in enumerate(first_of)}
-    return rewards["reward"][[place[row.group] for row in rows]], sum(failures.values())
+    found = dict(zip(batch["group_id"].tolist(), rewards["reward"].tolist(), strict=True))
+    return found, sum(failures.values())
 
 
 def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
@@ -77,10 +76,13 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
     Only what is read is computed.
     """
     batch = batch.copy()
+    found: dict[str, torch.Tensor] = {}
     for role, recorded in ROLES.items():
         wanted = {key: output for key, output in recorded.items() if key in session.scored_keys}
         if wanted:
-            found = _scorer(session, role)(batch, tuple(wanted.values()))
+            # The policy's outputs, of the turn before, are the reference's too until it has moved.
+            if not (_is_policy(session, role) and found.keys() >= set(wanted.values())):
+                found = _scorer(session, role)(batch, tuple(wanted.values()))
             batch.update({key: found[output] for key, output in wanted.items()})
     return batch
 
@@ -96,6 +98,10 @@ ROLES = {
     "critic": {"value": "value", "final_value": "final_value"},
 }
 """Role -> batch key -> which of its outputs stands there, as it was before the update."""
+
+
+def _is_policy(session: Session[Any], role: str) -> bool:
+    return role == "reference" and session.reference_cache is None and session.engine.is_policy(role)
 
 
 def _scorer(session: Session[Any], role: str) -> Scorer:

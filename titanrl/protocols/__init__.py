@@ -209,6 +209,8 @@ class Sampler(Protocol):
     version: int
     weight_dtype: torch.dtype | None
     """Precision to which ``load`` rounds what it is given, so that it may travel so; None: it does not."""
+    ranks_per_engine: int
+    """Ranks in a row that answer the same rows together."""
 
     def sample(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.loop.test_stages import Letters, length_reward
+from tests.unit.loop.test_stages import ALONE, Letters, length_reward
 from titanrl import build
 from titanrl.config.tables import Reward
 from titanrl.loop.evaluation import evaluate, interval
@@ -74,10 +74,13 @@ def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
     session = SimpleNamespace(
         experiment=SimpleNamespace(
-            evaluation=settings, reward=(length_reward(2.0, "x"), five), model=SimpleNamespace(path="m")
+            evaluation=settings,
+            reward=(length_reward(2.0, "x"), five),
+            model=SimpleNamespace(path="m"),
+            sampler=SimpleNamespace(max_response_tokens=8),
         ),
         held_out=feed,
-        engine=SimpleNamespace(dp_rank=0, dp_degree=1, dp_group=None),
+        engine=ALONE,
         sampler=Judged(),
         seed=0,
         tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),

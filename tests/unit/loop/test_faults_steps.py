@@ -17,8 +17,8 @@ from tests.unit.loop.test_prompts import feed as prompts_of
 from titanrl.loop.estimate import weigh
 from titanrl.loop.minibatches import minibatches
 from titanrl.loop.offline import validate
+from titanrl.loop.sampling import deal
 from titanrl.loop.session import Session
-from titanrl.loop.stages import local_rows
 from titanrl.loop.step import optimize
 from titanrl.metrics import means
 from titanrl.objective import Objective
@@ -80,7 +80,7 @@ def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy(
     session = session_of(
         policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
     )
-    rows = local_rows(session, first_group=0)
+    rows = session.feed.take(4, 3)
     assert [(row.group, row.sample) for row in rows] == [(g, i) for g in range(4) for i in range(3)]
     batch = rows_of([1] * 12)
     batch["group_id"] = torch.tensor([row.group for row in rows])
@@ -123,12 +123,16 @@ def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
-    taken = []
-    for rank in range(degree):
-        session = session_of(OneWeight(), feed=prompts_of(10), prompts_per_step=10)
-        session.engine.dp_rank, session.engine.dp_degree = rank, degree
-        taken += [row.group for row in local_rows(session, first_group=0)]
-    assert taken == list(range(10))
+    rows = prompts_of(10).take(10, 2)
+    taken = [
+        [(rows[number].group, rows[number].sample) for number in share] for share in deal(rows, degree, 8)
+    ]
+    assert sorted(row for share in taken for row in share) == [
+        (group, sample) for group in range(10) for sample in range(2)
+    ]
+    assert all(
+        share == sorted(share) and len(share) in (10 // degree * 2, -(-10 // degree) * 2) for share in taken
+    )
 
 
 def test_k6_06_a_ragged_batch_is_trained_whole() -> None:

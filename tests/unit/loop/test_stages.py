@@ -15,16 +15,22 @@ from titanrl.loop.sample_rows import sample_rows
 from titanrl.loop.stages import batch_metrics, sample, score
 from titanrl.protocols import PromptRow, Sample
 
+ALONE = SimpleNamespace(rank=0, world_size=1, dp_rank=0, dp_degree=1, dp_group=None, tensor_parallel_degree=1)
+"""An engine of one process, as far as sampling asks it."""
+
 
 class Letters:
     """Sampled answers are as many 'a' as their number, greedy ones as many as their prompt has tokens."""
 
     version = 3
+    ranks_per_engine = 1
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, bool]] = []
 
-    def sample(self, rows: Sequence[PromptRow], *, step: int, seed: int, greedy: bool) -> list[Sample]:
+    def sample(
+        self, rows: Sequence[PromptRow], *, step: int, seed: int, greedy: bool, **_: Any
+    ) -> list[Sample]:
         self.asked.append((len(rows), greedy))
         lengths = [len(row.prompt_ids) if greedy else row.sample + 1 for row in rows]
         return [Sample([7] * length, [-0.5] * length, 0) for length in lengths]
@@ -35,7 +41,12 @@ def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob
         sampler=Letters(),
         seed=0,
         tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
-        experiment=SimpleNamespace(reward=tuple(rewards), algorithm=SimpleNamespace(old_logprob=old_logprob)),
+        engine=ALONE,
+        experiment=SimpleNamespace(
+            reward=tuple(rewards),
+            algorithm=SimpleNamespace(old_logprob=old_logprob),
+            sampler=SimpleNamespace(max_response_tokens=8),
+        ),
         scores_greedy=greedy,
         scored_keys=frozenset(),
     )

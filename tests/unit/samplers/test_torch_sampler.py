@@ -13,7 +13,6 @@ import torch
 from titanrl.components.samplers.torch import Torch
 from titanrl.config.engine_tables import ActivationCheckpoint, Training
 from titanrl.engine.engine import Engine, EngineConfig
-from titanrl.errors import ConfigError
 from titanrl.loop.buffer import assemble
 from titanrl.models import tiny
 from titanrl.protocols import PromptRow, Sample, SamplerHost
@@ -181,14 +180,6 @@ def test_version_counts_without_asking_for_weights(engine: Engine) -> None:
 
     sampler.load(refuse(), version=4)
     assert sampler.version == 4
-
-
-def test_model_parallel_trainers_are_refused() -> None:
-    class Sharded:
-        world_size, dp_degree = 4, 2
-
-    with pytest.raises(ConfigError, match="4 ranks for 2 data-parallel"):
-        Torch().start(host_of(Sharded()))
 
 
 @pytest.mark.parametrize(

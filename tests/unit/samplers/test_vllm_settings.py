@@ -79,9 +79,9 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
         VLLM(**{field: value})
 
 
-def test_engines_are_split_only_as_the_trainer_is() -> None:
-    with pytest.raises(ConfigError, match="must be 1 on a CPU, got 2"):
+def test_engines_share_out_all_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"must divide the 1 ranks, which share the engines, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of())
-    engine = SimpleNamespace(tensor_parallel_degree=3)
-    with pytest.raises(ConfigError, match=r"must divide .*\(3\), got 2"):
-        VLLM(tensor_parallel_size=2).start(host_of(device="cuda", engine=engine))
+    engine = SimpleNamespace(world_size=3)
+    with pytest.raises(ConfigError, match=r"must divide the 3 ranks"):
+        VLLM(tensor_parallel_size=2).start(host_of(engine=engine))

@@ -1,0 +1,101 @@
+"""What stays and what passes: live tensors from step to step, memory by the number of micro-batches."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.timing import peak_bytes
+from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
+from titanrl.engine import Engine
+from titanrl.models.hf_config import HFConfig
+from titanrl.models.memory import Model, needs, parameters
+from titanrl.models.tiny import create
+from titanrl.objective import Objective
+from titanrl.ops import prefix_attention
+
+Make = Callable[..., Engine]
+
+
+def live_bytes() -> int:
+    """Returns the bytes of all tensors that Python can reach, each storage once.
+
+    Plans of attention, which are kept for the last lines, are forgotten before.
+    """
+    prefix_attention._blocks.cache_clear()
+    gc.collect()
+    found: dict[int, int] = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor) and each.device.type == "cpu":
+            storage = getattr(each, "_local_tensor", each).untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def test_live_tensors_are_constant_from_the_second_step_on(make_engine: Make, objective: Objective) -> None:
+    engine = make_engine(with_reference=True)
+    sizes = []
+    for seed, length in enumerate((40, 44, 40, 48, 42)):
+        batch = with_old(make_batch(seed, length), engine)
+        engine.frozen["reference"].score(batch)
+        engine.update(batch, objective, (0.1, 0.0))
+        del batch
+        sizes.append(live_bytes())
+    assert len(set(sizes[1:])) == 1, sizes
+
+
+def test_peak_does_not_grow_with_the_number_of_micro_batches(
+    make_engine: Make, objective: Objective, tmp_path: Path
+) -> None:
+    """Three times the groups in three times the micro-batches of one size."""
+    engine = make_engine()
+    one = with_old(make_batch(), engine)
+    three = torch.cat([one, one, one])
+    three["group_id"] = three["group_id"] + torch.arange(3).repeat_interleave(len(one)) * 100
+    three["loss_weight"] = three["loss_weight"] / 3
+    peaks = []
+    for batch in (one, three):
+        engine.update(batch, objective, (0.0, 0.0))  # Moments are made in the first.
+        peaks.append(peak_bytes(lambda batch=batch: engine.update(batch, objective, (0.0, 0.0)), tmp_path))
+    # Beforehand only indices of the rows are laid out; three times the activations would double the peak.
+    assert peaks[1] <= 1.2 * peaks[0], peaks
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v3"])
+def test_parameters_are_counted_as_the_model_has_them(tmp_path: Path, make_engine: Make, family: str) -> None:
+    folder = create(tmp_path / "model", family=family, layers=3, scale=0.2)  # type: ignore[arg-type]
+    engine = make_engine(model=str(folder))
+    found = sum(parameter.numel() for parameter in engine.policy.role.model.parameters())
+    assert sum(parameters(HFConfig.read(folder), is_value_model=False)) == found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+def test_prediction_is_within_15_percent_of_what_an_update_holds(
+    tmp_path: Path, make_engine: Make, objective: Objective, family: str
+) -> None:
+    folder = create(tmp_path / "model", family=family, tied=False, scale=0.2)  # type: ignore[arg-type]
+    before = live_bytes()
+    engine = make_engine(model=str(folder), training={"max_tokens_per_microbatch": 300})
+    batch = with_old(make_batch(), engine)
+    (micro_batch,) = engine.policy.role.micro_batches(batch)
+    held = micro_batch.num_tokens
+    rows = sum(value.nbytes for value in (*batch.values(), *micro_batch.batch.values()))
+    del micro_batch
+    engine.update(batch, objective, (0.0, 0.0))
+    peak = peak_bytes(lambda: engine.update(batch, objective, (0.0, 0.0)), tmp_path)
+    measured = live_bytes() - before - rows + peak
+    policy = Model(
+        name="policy",
+        config=HFConfig.read(folder),
+        is_value_model=False,
+        dtype="float32",
+        optimizer=Optimizer(),
+    )
+    training = Training(max_tokens_per_microbatch=held, mixed_precision_param="float32")
+    parts = needs([policy], Parallelism(), training, ActivationCheckpoint(), 1)
+    assert sum(part.size for part in parts) == pytest.approx(measured, rel=0.15)
