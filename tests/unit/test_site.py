@@ -41,7 +41,7 @@ def test_every_table_and_command_is_on_its_page() -> None:
 def test_every_page_is_in_the_menu() -> None:
     nav = str(load_config(str(ROOT / "mkdocs.yml")).nav)
     for page in (ROOT / "docs").glob("*.md"):
-        assert f"'{page.name}'" in nav, f"mkdocs.yml: nav lacks {page.name}"
+        assert f"'{page.name}'" in nav, f"mkdocs.yml: add {page.name} to nav"
 
 
 def test_site_builds_with_every_link_leading_somewhere(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ TOKEN_NUMBERS = {
     "ref_log_ratio": "log-ratio, policy to reference",
     "logprob": "log-prob of the sampler",
 }
-"""Key of a sample's ``tokens`` -> what its colours stand for."""
+"""Key of a sample's ``per_token`` -> what its colours stand for."""
 
 
 def sample_browser(runs: Sequence[RunRecord]) -> Markup:
@@ -43,5 +43,5 @@ def sample_browser(runs: Sequence[RunRecord]) -> Markup:
 
 
 def _tokens(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = row.get("tokens", {})
+    found: Mapping[str, Any] = row.get("per_token", {})
     return found

@@ -114,7 +114,7 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
     (shown,) = sample_rows(scored, 1, letters)
     assert shown.keys() == {
-        "prompt", "response", "answer", "finish_reason", "response_tokens", "group", "tokens",
+        "prompt", "response", "answer", "finish_reason", "response_tokens", "group", "per_token",
     }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
     (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
-    assert shown["tokens"] == {"text": ["a"] * 4, "logprob": [-0.5] * 4, "advantage": [1.0, 2.0, 3.0, 6.0]}
+    assert shown["per_token"] == {"text": ["a"] * 4, "logprob": [-0.5] * 4, "advantage": [1.0, 2.0, 3.0, 6.0]}
 
 
 def test_first_rows_keep_what_each_trained_token_got() -> None:
@@ -133,7 +133,7 @@ def test_first_rows_keep_what_each_trained_token_got() -> None:
     scored["old_logprob"] = torch.where(mask, torch.tensor([0.0, -0.5, -0.4, -torch.inf]), 7.0)
     scored["ref_logprob"] = torch.where(mask, -1.0, 7.0)
     first, second, third = sample_rows(scored, 3, letters)
-    assert first["tokens"]["log_ratio"] == [0.0, 0.1, None]
-    assert first["tokens"]["ref_log_ratio"] == [0.5, 0.6, None]
-    assert "tokens" in second
-    assert "tokens" not in third
+    assert first["per_token"]["log_ratio"] == [0.0, 0.1, None]
+    assert first["per_token"]["ref_log_ratio"] == [0.5, 0.6, None]
+    assert "per_token" in second
+    assert "per_token" not in third

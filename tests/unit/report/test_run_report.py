@@ -62,7 +62,7 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
         metrics.write({"step": step, **times, **rewards, "kl/value": kl, "sample/redraws": 0.0})
         tokens = {"text": ["fou", "r"], "advantage": [1.0, -0.5], "logprob": [-0.1, None]}
         row = {"prompt": "2 + 2", "response": answer, "reward": step / 4, "finish_reason": "stop"}
-        samples.write({"step": step, **row, "tokens": tokens})
+        samples.write({"step": step, **row, "per_token": tokens})
     metrics.close()
     samples.close()
     return folder
@@ -118,6 +118,19 @@ def test_long_runs_keep_samples_of_evenly_spread_steps(tmp_path: Path) -> None:
     assert MAX_SAMPLES * 0.9 < len(samples) <= MAX_SAMPLES
     assert (steps[0], steps[-1]) == (0, 2999)
     assert {later - earlier for earlier, later in pairwise(steps)} <= {20, 21}
+
+
+def test_run_on_fixed_answers_has_its_page(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a")
+    lines = [{"step": 1, "eval/loss": 0.5, "eval/accuracy": 0.75, "loss/total": 0.6, "data/rows": 2.0}]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    row = {"step": 1, "prompt": "2 + 2", "response": "4", "tokens": 12, "trained_tokens": 2, "group": 0}
+    (folder / "samples.jsonl").write_text(f"{json.dumps(row)}\n")
+    text = write_report([folder], tmp_path / "page.html").read_text()
+    assert "loss 0.5000, accuracy 0.750" in text
+    assert [each for each in Embedded(text).found if isinstance(each, list)] == [[{"run": "a", **row}]]
+    titles = [each for each in ("training loss", "held-out accuracy", "training reward") if each in text]
+    assert titles == ["training loss", "held-out accuracy"]
 
 
 def test_each_metric_has_one_place(tmp_path: Path) -> None:

@@ -18,19 +18,19 @@ for (const place of document.querySelectorAll(".samples")) {
   const format = (number) => typeof number === "number" ? String(Number(number.toPrecision(4))) : number;
 
   const strongest = (key) => {
-    const sizes = found.flatMap((row) => row.tokens?.[key] ?? []).filter(Number.isFinite).map(Math.abs);
+    const sizes = found.flatMap((row) => row.per_token?.[key] ?? []).filter(Number.isFinite).map(Math.abs);
     sizes.sort((a, b) => a - b);
     return sizes[Math.floor(0.98 * (sizes.length - 1))] || 1;
   };
   const coloured = (row, key, top) => {
     const answer = make("pre");
-    row.tokens.text.forEach((text, i) => {
-      const span = make("span", "", text), number = row.tokens[key][i];
+    row.per_token.text.forEach((text, i) => {
+      const span = make("span", "", text), number = row.per_token[key][i];
       if (Number.isFinite(number)) {
         const part = Math.min(Math.abs(number) / top, 1) * 0.75;
         span.style.background = `rgba(${number < 0 ? "0,114,178" : "230,130,0"},${part.toFixed(3)})`;
-        const kept = Object.keys(row.tokens).filter((name) => name !== "text");
-        span.title = kept.map((name) => `${name} ${format(row.tokens[name][i])}`).join("\n");
+        const kept = Object.keys(row.per_token).filter((name) => name !== "text");
+        span.title = kept.map((name) => `${name} ${format(row.per_token[name][i])}`).join("\n");
       }
       answer.append(span);
     });
@@ -41,7 +41,7 @@ for (const place of document.querySelectorAll(".samples")) {
     for (const row of found.slice(shown, shown + PAGE)) {
       const card = make("article"), facts = make("p", "facts");
       const known = { run: value("run") === "" ? row.run : undefined, step: row.step, ...row };
-      const hide = new Set(["prompt", "response", "answer", "rewards", "tokens"]);
+      const hide = new Set(["prompt", "response", "answer", "rewards", "per_token"]);
       if (!form.elements.run) hide.add("run");
       for (const [name, each] of Object.entries(known)) {
         if (hide.has(name) || each === undefined || each === null) continue;
@@ -51,7 +51,7 @@ for (const place of document.querySelectorAll(".samples")) {
         facts.append(make("span", "", `${name} `), make("b", "", format(each)), " ");
       }
       card.append(facts, make("pre", "prompt", row.prompt));
-      card.append(key && row.tokens?.[key] ? coloured(row, key, top) : make("pre", "", row.response));
+      card.append(key && row.per_token?.[key] ? coloured(row, key, top) : make("pre", "", row.response));
       if (row.answer) {
         const fold = make("details");
         fold.append(make("summary", "", "reference answer"), make("pre", "", row.answer));
