@@ -21,8 +21,8 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Returns the first ``count`` rows of a batch that holds texts.
 
-    Without rewards or advantages in the batch, their keys are left out. The first rows hold ``per_token``, lists with
-    an entry for each trained token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
+    Without rewards or advantages in the batch, their keys are left out. The first rows hold ``per_token``,
+    lists with an entry for each trained token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
     ``log_ratio`` (trainer to sampler, before the update) and ``ref_log_ratio`` (policy to reference), as far
     as the batch has them.
 
