@@ -48,6 +48,7 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m titanrl.config.pages
 	$(BIN)/python -m titanrl.cli.pages
+	$(BIN)/python -m titanrl.ablation.findings
 	$(BIN)/python -m mkdocs build --strict
 
 lock:

@@ -27,7 +27,7 @@ class LargestDigit:
     size: int = 1000
     """Number of prompts, >= 1."""
     seed: int = 0
-    """Of the digits; held-out prompts have another one."""
+    """Of the digits; held-out prompts have another one, so a tenth of them are among 1,000 others too."""
 
     def __post_init__(self) -> None:
         check_range(self, "size", "[1, inf)")

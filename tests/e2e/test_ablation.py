@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.unit.config.conftest import registry_as_before
 from titanrl.ablation.comparison import compare
 from titanrl.ablation.files import read_results
 from titanrl.ablation.plan import plan
 from titanrl.config import load
 from titanrl.loop import loop
 from titanrl.models import tiny
+
+__all__ = ["registry_as_before"]
 
 ROOT = Path(__file__).parents[2]
 FILE = """

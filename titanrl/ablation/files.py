@@ -87,7 +87,8 @@ def _markdown(plan: Plan, runs: Runs, table: Sequence[Row], failed: Sequence[Fai
     parts.append("## Results")
     for each in summary.results(table, plan.baseline, settings.seeds):
         parts += [f"### {each.title}", markdown_table(each)]
-    parts += ["## How to read this", *summary.how_to_read(settings.seeds, settings.window)]
+    parts += ["## How to read this", summary.values_are(settings.window)]
+    parts += summary.how_to_read(settings.seeds)
     differing, equal = summary.settings(plan)
     parts += ["## What differs, and what was held equal", markdown_table(differing), equal]
     parts += ["## How it was made", markdown_table(summary.identity(plan, runs, command))]

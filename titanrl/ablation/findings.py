@@ -50,18 +50,18 @@ def findings(files: Sequence[Path], results: Path, folder: str) -> str:
         measured = read_results(results / f"{file.stem}.csv")
         table = compare(measured, names)
         found = verdicts(settings, table)
-        outcomes = "; ".join(f"{each.expectation.variant} {each.outcome}" for each in found)
+        outcomes = "; ".join(f"{each.metric} of {each.expectation.variant} {each.outcome}" for each in found)
         index.append([f"[{settings.title}](#{file.stem})", outcomes])
         parts += [f'<a id="{file.stem}"></a>', f"## {settings.title}", settings.claim]
         parts.append(f"Source: {settings.source}. File: [{file.name}]({folder}/{file.name}).")
         parts.append(markdown_table(summary.verdict_table(found, names[0])))
-        parts.append(settings.remark)
+        parts += [settings.remark, summary.values_are(settings.window)]
         parts += [
             f"{each.title}:\n\n{markdown_table(each)}"
             for each in summary.results(table, names[0], settings.seeds)
         ]
     listed = markdown_table(summary.Table("", ["question", "outcome"], index))
-    read = ["## How to read the tables", *summary.how_to_read(5, 5)]
+    read = ["## How to read the tables", *summary.how_to_read(5)]
     whole = [INTRODUCTION.format(folder=folder), listed, *parts, *read]
     return "\n\n".join(part.strip() for part in whole if part.strip()) + "\n"
 

@@ -57,7 +57,8 @@ def write_page(
         page.section("Curves", note(CURVES), figures(*drawn))
     differing, equal = summary.settings(plan)
     page.section("What differs, and what was held equal", _table(differing), note(equal))
-    page.section("How to read this", *map(note, summary.how_to_read(settings.seeds, settings.window)))
+    read = [summary.values_are(settings.window), *summary.how_to_read(settings.seeds)]
+    page.section("How to read this", *map(note, read))
     page.section("How it was made", _table(summary.identity(plan, runs, command)))
     return page.write(to)
 

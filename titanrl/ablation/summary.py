@@ -21,6 +21,7 @@ __all__ = [
     "identity",
     "results",
     "settings",
+    "values_are",
     "verdict_table",
 ]
 
@@ -129,14 +130,18 @@ def identity(plan: Plan, runs: Runs, command: str) -> Table:
     return Table("", ["what", ""], rows)
 
 
-def how_to_read(seeds: int, window: int) -> list[str]:
+def values_are(window: int) -> str:
+    """Returns what one value of a table is."""
+    what = f"the mean over the last {window} steps" if window > 1 else "the last recorded one"
+    return f"A value is {what} within the budget."
+
+
+def how_to_read(seeds: int) -> list[str]:
     """Returns the notes without which the numbers would say too much."""
-    averaged = f"the mean over the last {window} steps" if window > 1 else "the last one"
-    values = (
-        f"A value is {averaged} recorded within the budget. Means have Student's t interval over seeds. "
-        "Differences are taken seed by seed. Their interval is the expanded percentile bootstrap, which is "
-        "not too short for few seeds as the plain one is; still, with n seeds no bootstrap covers more than "
-        "1 - 2 / 2^n."
+    intervals = (
+        "Means have Student's t interval over seeds. Differences are taken seed by seed. Their interval is "
+        "the expanded percentile bootstrap, which is not too short for few seeds as the plain one is; still, "
+        "with n seeds no bootstrap covers more than 1 - 2 / 2^n."
     )
     tests = (
         f"p is that of the exact sign-flip test: with {seeds} seeds the smallest it can be is "
@@ -147,7 +152,7 @@ def how_to_read(seeds: int, window: int) -> list[str]:
         "As expected, or the opposite: the whole interval of the difference lies on that side of 0, or "
         "within or beyond the margin, at the last budget of steps. Otherwise: undecided."
     )
-    return [values, tests, outcomes]
+    return [intervals, tests, outcomes]
 
 
 def number(value: float) -> str:

@@ -56,7 +56,9 @@ def registry_as_before() -> Iterator[None]:
         registry._classes[kind].clear()
         registry._classes[kind].update(known)
     for name in set(sys.modules) - modules:
-        if "." not in name and name.endswith(("_lab", "_components", "_losses", "_import", "_name")):
+        if "." not in name and name.endswith(
+            ("_lab", "_components", "_losses", "_import", "_name", "_digit", "_sampler")
+        ):
             del sys.modules[name]
     sys.path[:] = path
 
