@@ -16,7 +16,8 @@ from titanrl.models import tiny
 # reference the policy would stay where it is.
 EXPLOITING = [
     "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=12",
-    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.every=12",
+    "algorithm.advantage.lam=1.0",
+    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.every=0",
     "evaluation.num_prompts=4", "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=12",
     "report.tensorboard=false",
 ]  # fmt: skip
