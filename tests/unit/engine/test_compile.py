@@ -38,6 +38,26 @@ def test_compiled_update_follows_every_float_and_equals_eager(make_engine: Calla
     assert len(set(clipped[:6])) == 6
 
 
+def test_twelve_steps_of_changing_sizes_compile_each_function_at_most_twice(
+    make_engine: Callable[..., Engine], objective: Objective
+) -> None:
+    """The objective and the head's two kernels; lengths, micro-batches and coefficients change every step."""
+    graphs = []
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch._dynamo.register_backend(counted, name="counted")
+    compile = Compile(enable=True, components=("loss",), backend="counted")
+    engine = make_engine(compile=compile, training={"max_tokens_per_microbatch": 60})
+    for step in range(12):
+        rows = make_batch(step, 40 + step % 8)[: 9 - 2 * (step % 2)]
+        engine.update(with_old(rows, engine), objective, (0.1 * step, 0.0))
+    assert 3 <= len(graphs) <= 6
+
+
 def test_kernels_are_compiled_with_their_floats() -> None:
     """tests/laws/test_loss_compiles.py shows what happens otherwise, in one process and across two."""
     assert torch._dynamo.config.specialize_float
