@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import titanrl
 from tests.unit.config.conftest import registry_as_before
+from titanrl.ablation.plan import plan
 from titanrl.cli.app import app
 from titanrl.config import load
 from titanrl.protocols import PolicyOutputs
@@ -41,6 +42,18 @@ def test_files_of_the_page_are_right(folder):
     experiment = load(folder / "my_grpo.toml")
     assert experiment.algorithm.loss.clip_high == 0.28
     assert type(load(folder / "my_experiment.toml").algorithm.loss).__name__ == "SquaredAdvantage"
+
+
+def test_ablation_of_the_page_is_ten_runs(folder):
+    study = plan(folder / "my_ablation.toml")
+    assert len(study.runs) == 10
+    assert {run.experiment.algorithm.loss.clip_high for run in study.runs} == {0.2, 0.28}
+
+
+def test_links_of_the_page_lead_somewhere():
+    places = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert len(places) > 15
+    assert [place for place in places if not (ROOT / place).exists()] == []
 
 
 def test_loss_of_the_page_is_the_formula_it_states(folder):
