@@ -73,7 +73,7 @@ def groups(runs: Sequence[RunRecord]) -> dict[str, list[Panel]]:
         labels = [key.removeprefix("reward/") for key in dict.fromkeys(parts)]
         found["Results"] += [Panel(f"reward {label}", (f"reward/{label}",)) for label in labels]
     # The loss of a policy gradient is about 0 by construction and says nothing.
-    if any("reward/mean" in run.keys for run in runs):
+    if all("reward/mean" in run.keys for run in runs):
         found["Results"] = [panel for panel in found["Results"] if panel.keys != ("loss/total",)]
     return found
 
