@@ -19,10 +19,13 @@ def trained_lengths(mask: torch.Tensor) -> torch.Tensor:
     What comes after it changes nothing that is trained.
 
     Args:
-        mask: [N, L] bool, loss_mask.
+        mask: [N, L] bool on the CPU, loss_mask.
     """
-    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return (mask * position).amax(1) if mask.shape[1] else position.new_zeros(len(mask))
+    if not mask.numel():
+        return torch.zeros(len(mask), dtype=torch.int64)
+    # Numpy stops at the first one that it finds, which is the last.
+    after = torch.from_numpy(mask.numpy()[:, ::-1].argmax(1))
+    return torch.where(mask.any(1), mask.shape[1] - after, 0)
 
 
 def prefix_order(
