@@ -58,6 +58,23 @@ def test_twelve_steps_of_changing_sizes_compile_each_function_at_most_twice(
     assert 3 <= len(graphs) <= 6
 
 
+def test_compiled_blocks_are_two_graphs_over_changing_lengths(
+    make_engine: Callable[..., Engine], objective: Objective
+) -> None:
+    """Attention is one operation of tensors in them, whatever the rows share."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    eager = make_engine()
+    blocks = make_engine(compile=Compile(enable=True, components=("model",), backend="aot_eager"))
+    for seed in range(4):
+        batch = with_old(make_batch(seed), eager)
+        left, right = (engine.update(batch, objective, (0.1, 0.0)) for engine in (eager, blocks))
+        assert right["update/grad_norm"][0] == pytest.approx(left["update/grad_norm"][0], rel=1e-5)
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+
+
 def test_kernels_are_compiled_with_their_floats() -> None:
     """tests/laws/test_loss_compiles.py shows what happens otherwise, in one process and across two."""
     assert torch._dynamo.config.specialize_float
