@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.config.conftest import registry_as_before
+
+__all__ = ["registry_as_before"]
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -52,11 +56,11 @@ def execute(source: str, names: dict[str, Any]) -> Any:
     """Runs a cell and returns the value of the expression that ends it, if one does."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    exec(compile(ast.Module(body, []), "cell", "exec", dont_inherit=True), names)
     if last is None:
         return None
     assert isinstance(last, ast.Expr)
-    return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval", dont_inherit=True), names)
 
 
 def texts(notebook: dict[str, Any]) -> list[str]:
