@@ -52,6 +52,9 @@ def kept_process_state(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator
     generator, replaces torch.set_num_threads by a function that does nothing, and adds warning filters.
     """
     variables = dict(os.environ)
+    if "llvmlite.binding.ffi" in sys.modules:
+        # vLLM 0.32 looks into the __dict__ of everything loaded; numba's library takes that for a function.
+        sys.modules["llvmlite.binding.ffi"].lib._fntab.setdefault("__dict__", {})
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     recursion_limit = sys.getrecursionlimit()
     os.environ.update(environment)

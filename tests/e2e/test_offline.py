@@ -92,6 +92,8 @@ def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Pa
     for one, two in zip(runs[1], runs[2], strict=True):
         assert one.keys() - {"time/"} == two.keys() - {"time/"}
         for key in one:
+            if key.endswith("accuracy") and one["step"] <= 1:
+                continue  # The policy is its reference: all margins are 0, and rounding has the say.
             if not key.startswith("time/") and key != "update/computed_tokens":
                 assert two[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), (one["step"], key)
 

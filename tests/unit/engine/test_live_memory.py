@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from benchmarks.timing import peak_bytes
 from tests.unit.engine.conftest import make_batch, with_old
@@ -31,7 +32,8 @@ def live_bytes() -> int:
     gc.collect()
     found: dict[int, int] = {}
     for each in gc.get_objects():
-        if isinstance(each, torch.Tensor) and each.device.type == "cpu":
+        # No fake tensors, which a compiler may have left.
+        if type(each) in (torch.Tensor, torch.nn.Parameter, DTensor) and each.device.type == "cpu":
             storage = getattr(each, "_local_tensor", each).untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())

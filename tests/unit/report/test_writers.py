@@ -97,12 +97,18 @@ def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Yields the records of a .wandb file, LevelDB's log format, that fit in its first block."""
-    place = 7
-    while place + 7 <= min(len(data), 32 * 1024):
-        length = int.from_bytes(data[place + 4 : place + 6], "little")
-        yield data[place + 7 : place + 7 + length]
+    """Yields the records of a .wandb file: LevelDB's log, where a record may go on in the next block."""
+    block, place, whole = 32 * 1024, 7, b""
+    while place + 7 <= len(data):
+        if block - place % block < 7:  # Too little for a header: padding.
+            place += block - place % block
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
         place += 7 + length
+        if kind in (1, 4):  # Full, or last of several.
+            yield whole
+            whole = b""
 
 
 def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder) -> None:
