@@ -114,7 +114,9 @@ def test_model_text_is_never_executed(name: str, tmp_path: Path) -> None:
         f"<answer>{code}</answer>",
         f"The final answer is {code}",
     ]
-    assert reward(name)(make(responses)).tolist() == [0.0] * len(responses)
+    # No digit: the folder's name may hold any, and a scorer gives a little for an answer within a text.
+    batch = make(responses, ["unsaid"] * len(responses))
+    assert reward(name)(batch).tolist() == [0.0] * len(responses)
     assert not touched.exists()
 
 
