@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 
 __all__ = ["gae", "reward_to_go"]
@@ -38,9 +37,9 @@ def gae(
     """
     reward, value = token_reward.float().contiguous(), value.float().contiguous()
     advantage, returns = torch.empty_like(reward), torch.empty_like(reward)
-    weight = np.full(len(mask), lam, dtype=np.float64)
-    arrays = (x.flatten().numpy() for x in (reward, value, mask, advantage, returns))
-    _compiled_scan()(gamma * (1 - weight), gamma * weight, *arrays)
+    weight = torch.as_tensor(lam, dtype=torch.float64).expand(len(mask))
+    factors = (gamma * (1 - weight), gamma * weight)
+    _compiled_scan()(*(x.flatten().numpy() for x in (*factors, reward, value, mask, advantage, returns)))
     return advantage, returns
 
 
@@ -54,35 +53,38 @@ def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 
 
 @functools.cache
 def _compiled_scan() -> Any:
-    """Returns _scan as machine code: two visits a token, where tensor operations would take a dozen."""
-    import numba  # takes longer to import than a batch takes to estimate
+    """Returns the scan as machine code: two visits a token, where tensor operations would take a dozen.
 
-    return numba.njit(fastmath={"contract"})(_scan)
+    Its imports take longer than a batch takes to estimate, and commands that estimate nothing do without.
+    """
+    import numba
+    import numpy as np
 
+    def scan(
+        of_value: np.ndarray,
+        of_return: np.ndarray,
+        reward: np.ndarray,
+        value: np.ndarray,
+        mask: np.ndarray,
+        advantage: np.ndarray,
+        returns: np.ndarray,
+    ) -> None:
+        """Fills advantage and returns, [N * L] like the inputs; of_value, of_return: [N] float64 factors."""
+        length = reward.size // max(of_value.size, 1)
+        zero = np.float32(0)
+        for i in range(of_value.size):
+            # Unsigned: of a signed index each access would ask whether it counts from the end.
+            begin, end = np.uint64(i * length), np.uint64((i + 1) * length)
+            c, d = of_value[i], of_return[i]
+            next_value, next_return = 0.0, 0.0
+            for back in range(np.uint64(1), np.uint64(length + 1)):
+                at = end - back
+                if mask[at]:
+                    next_return = reward[at] + c * next_value + d * next_return
+                    next_value = value[at]
+                    returns[at] = next_return
+            for k in range(begin, end):  # apart from the chain above, so that it runs on vectors
+                advantage[k] = returns[k] - value[k] if mask[k] else zero
+                returns[k] = returns[k] if mask[k] else zero
 
-def _scan(
-    of_value: np.ndarray,
-    of_return: np.ndarray,
-    reward: np.ndarray,
-    value: np.ndarray,
-    mask: np.ndarray,
-    advantage: np.ndarray,
-    returns: np.ndarray,
-) -> None:
-    """Fills advantage and returns, [N * L] like the inputs; of_value, of_return: [N] float64 factors."""
-    length = reward.size // max(of_value.size, 1)
-    zero = np.float32(0)
-    for i in range(of_value.size):
-        # Unsigned: of a signed index each access would ask whether it counts from the end.
-        begin, end = np.uint64(i * length), np.uint64((i + 1) * length)
-        c, d = of_value[i], of_return[i]
-        next_value, next_return = 0.0, 0.0
-        for back in range(np.uint64(1), np.uint64(length + 1)):
-            at = end - back
-            if mask[at]:
-                next_return = reward[at] + c * next_value + d * next_return
-                next_value = value[at]
-                returns[at] = next_return
-        for k in range(begin, end):  # apart from the chain above, so that it runs on vectors
-            advantage[k] = returns[k] - value[k] if mask[k] else zero
-            returns[k] = returns[k] if mask[k] else zero
+    return numba.njit(fastmath={"contract"})(scan)

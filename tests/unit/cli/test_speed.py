@@ -17,7 +17,7 @@ try:
     main()
 except SystemExit as stop:
     assert not stop.code, stop.code
-heavy = {"torch._C", "tensordict", "torchtitan", "transformers", "vllm"} & set(sys.modules)
+heavy = {"torch._C", "numpy", "tensordict", "torchtitan", "transformers", "vllm"} & set(sys.modules)
 assert not heavy, heavy
 """
 
