@@ -61,9 +61,10 @@ class LineAttention(Module):  # type: ignore[misc]  # torchtitan has no types
             )
             return out.transpose(1, 2)
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
-        # The kernel wants heads of one size; latent attention's values are narrower than its keys.
-        width = v_BLNH.shape[-1]
-        value = torch.nn.functional.pad(v_BLNH[0], (0, q_BLNH.shape[-1] - width))
+        width, value = v_BLNH.shape[-1], v_BLNH[0]
+        if width < q_BLNH.shape[-1]:
+            # The kernel wants heads of one size; latent attention's values are narrower than its keys.
+            value = torch.nn.functional.pad(value, (0, q_BLNH.shape[-1] - width))
         rows = prefix_attention(q_BLNH[0], k_BLNH[0], value, attention_masks[0], scale)
         return rows[..., :width].unsqueeze(0)
 

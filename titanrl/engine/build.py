@@ -124,7 +124,7 @@ def build_model(
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
-    if problems := model_problems(config, mesh.table, folder):
+    if problems := model_problems(config, mesh.parallelism, folder):
         raise ConfigError(problems)
     pipelined = mesh.dims.pp_enabled
     tied = config.tied and not is_value_model

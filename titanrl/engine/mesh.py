@@ -31,7 +31,6 @@ TIMEOUT = timedelta(minutes=30)
 class Mesh:
     """Where this rank stands."""
 
-    table: Parallelism
     dims: ParallelDims
     parallelism: ParallelismConfig
     """TorchTitan's own table, as its parallelize functions read it."""
@@ -81,7 +80,6 @@ def join(table: Parallelism) -> Mesh:
     set_spmd_backend(table.spmd_backend)
     batch = dims.get_optional_mesh("batch")
     return Mesh(
-        table=table,
         dims=dims,
         parallelism=parallelism,
         device=device,
