@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
+from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ class Heads:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
-    if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+    if dtype == torch.bfloat16 and not computes_bfloat16():
         pytest.skip("this CPU emulates bfloat16")
     start()
     heads = Heads(dtype)

@@ -21,6 +21,7 @@ from benchmarks.timing import peak_bytes
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.packing import plan
+from titanrl.models.accelerator import computes_bfloat16
 from titanrl.objective import Objective
 from titanrl.ops.bins import balance, pack
 
@@ -82,7 +83,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_shared_prefixes(case: str, benchmark: Any, tmp_path: Path, one_thread: None) -> None:
     make, at_least, at_most = CASES[case]
-    dtype = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    dtype = "bfloat16" if computes_bfloat16() else "float32"
     training = Training(seq_len=512, max_tokens_per_microbatch=20_000, mixed_precision_param=dtype)
     engine = Engine(EngineConfig(model=str(MODEL), training=training, optimizer=Optimizer(lr=1e-6)))
     objective = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}), on_policy=True)

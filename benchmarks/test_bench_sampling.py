@@ -20,6 +20,7 @@ import torch
 from titanrl.components.samplers.torch import Torch
 from titanrl.components.samplers.vllm import VLLM
 from titanrl.loop.buffer import assemble
+from titanrl.models.accelerator import computes_bfloat16
 from titanrl.protocols import PromptRow, Sample, SamplerHost
 
 MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
@@ -44,7 +45,7 @@ class Bench:
         from titanrl.config.engine_tables import Training
         from titanrl.engine import Engine, EngineConfig
 
-        self.dtype = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+        self.dtype = "bfloat16" if computes_bfloat16() else "float32"
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
         chats = [
             [{"role": "user", "content": f"What is {i} + {3 * i}? Explain each step."}] for i in range(8)

@@ -34,6 +34,7 @@ from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock
 from titanrl.loop.session import Session, open_session
 from titanrl.loop.stages import sync
+from titanrl.models.accelerator import computes_bfloat16
 from titanrl.ops.text import texts
 
 MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
@@ -186,7 +187,7 @@ def medians(stages: list[dict[str, float]]) -> dict[str, float]:
 
 
 def our_dtype() -> str:
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    return "bfloat16" if computes_bfloat16() else "float32"
 
 
 def chats() -> list[Any]:

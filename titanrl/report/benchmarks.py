@@ -69,10 +69,8 @@ def _ratios(test: str, info: Mapping[str, Any]) -> Iterable[Ratio]:
         )  # fmt: skip
 
 
-def _spread(
-    ours: Sequence[float] | None, theirs: Sequence[float] | None
-) -> tuple[float | None, float | None]:
-    if ours is None or theirs is None or min(len(ours), len(theirs)) < 3:
+def _spread(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float | None, float | None]:
+    if min(len(ours), len(theirs)) < 3:
         return None, None
     (own_low, _, own_high), (low, _, high) = (statistics.quantiles(each, n=4) for each in (ours, theirs))
     return _rounded(low / own_high), _rounded(high / own_low)
