@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from titanrl.errors import ConfigError, check_range
 from titanrl.ops.tasks import check_task, encode_entry
-from titanrl.protocols import Prompt
+from titanrl.protocols import Messages, Prompt
 from titanrl.registry import register
 
 __all__ = ["GeneratedQuestions", "Questions", "ReasoningGymSource", "is_held_out"]
 
 Option = bool | int | float | str | list[int] | list[float] | list[str]
-HELD_OUT = 10
-"""One question in so many is held out."""
+HELD_OUT = 2
+"""One question in so many is held out: with few digits a task has few, and a tenth of them judge nothing."""
 MAX_TRIES = 400
-"""Questions generated in search of one on the right side; a task with enough questions needs ten."""
+"""Questions generated in search of one on the right side; on average it takes two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,8 @@ class Questions:
 class ReasoningGymSource(Questions):
     """`size` questions of one task, each a function of (seed, index) alone.
 
-    Whether a question is held out depends on its text alone (one in ten is, by SHA-256): no question of split
-    "train" ever comes up in split "held_out", whatever the seeds, sizes and settings.
+    Whether a question is held out depends on its text alone (every other is, by SHA-256): no question of
+    split "train" ever comes up in split "held_out", whatever the seeds, sizes and settings.
 
     The answer handed to rewards is the task's whole entry as text, which the reward `reasoning_gym` scores
     against.
@@ -87,11 +88,14 @@ class GeneratedQuestions:
 
     def __getitem__(self, index: int) -> Prompt:
         entry = self.entry(index)
+        return Prompt(messages=self.asked(entry), answer=encode_entry(entry))
+
+    def asked(self, entry: Mapping[str, Any]) -> Messages:
+        """Returns the chat that asks an entry's question."""
         # Not str.format: questions and templates may hold braces of their own.
         content = self.settings.template.replace("{question}", str(entry["question"]))
-        messages = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
-        messages.append({"role": "user", "content": content})
-        return Prompt(messages=tuple(messages), answer=encode_entry(entry))
+        system = ({"role": "system", "content": self.settings.system},) if self.settings.system else ()
+        return (*system, {"role": "user", "content": content})
 
     def entry(self, index: int) -> dict[str, Any]:
         """Returns the task's entry of a question: question, answer, metadata."""

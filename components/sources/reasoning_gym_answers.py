@@ -52,10 +52,11 @@ class RightAnswers:
         """Raises:
         ValueError: the task knows no right answer to this question; its scorer accepts several.
         """
-        answer = self.questions.entry(index)["answer"]
-        if answer is None:
+        entry = self.questions.entry(index)
+        if entry["answer"] is None:
             raise ValueError("has no answer of its own; choose a task with one right answer.")
-        return (FixedRow(self.questions[index].messages, ({"role": "assistant", "content": str(answer)},)),)
+        answer = {"role": "assistant", "content": str(entry["answer"])}
+        return (FixedRow(self.questions.asked(entry), (answer,)),)
 
     def place(self, index: int) -> str:
         return f"{self.questions.settings.dataset} question {index}"

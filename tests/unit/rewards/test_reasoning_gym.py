@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from titanrl.config import load
 from titanrl.ops.tasks import decode_entry, encode_entry, task_options
 
 EASY = {"max_terms": 2, "max_digits": 1}
@@ -42,6 +44,27 @@ def test_held_out_questions_are_never_trained_on() -> None:
     asked = questions(train)
     assert len(asked) > 100
     assert not asked & questions(held_out)
+
+
+def test_quickstart_is_judged_on_many_questions_that_it_never_trains_on() -> None:
+    experiment = load(Path("experiments/quickstart.toml"))
+    assert experiment.prompts is not None
+    assert experiment.evaluation is not None
+    assert experiment.evaluation.prompts is not None
+    asked, held_out = (questions(each.open()) for each in (experiment.prompts, experiment.evaluation.prompts))
+    assert len(asked) > 90
+    assert len(held_out) > 60
+    assert not asked & held_out
+
+
+def test_demonstration_generates_its_question_once() -> None:
+    task = {"name": "reasoning_gym_answers", "dataset": "chain_sum", "size": 5}
+    shown = titanrl.build("source", task).open()
+    generate, generated = shown.questions.entry, []
+    shown.questions.entry = lambda index: generated.append(index) or generate(index)
+    rows = [shown[index] for index in range(5)]
+    assert generated == [0, 1, 2, 3, 4]
+    assert len({str(row) for row in rows}) == 5
 
 
 def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_one() -> None:
@@ -140,16 +163,19 @@ def test_source_says_when_the_task_refuses_its_options() -> None:
         source(options={"min_terms": 3, "max_terms": 2}).open()
 
 
-def test_source_says_when_nothing_can_be_held_out() -> None:
+def test_every_question_of_a_small_task_is_on_one_side() -> None:
     only = {"min_terms": 1, "max_terms": 1, "max_digits": 1}
-    everything = questions(source(split="all", options=only, size=500).open())
+    everything, train, held_out = (
+        questions(source(split=split, options=only, size=300).open())
+        for split in ("all", "train", "held_out")
+    )
     assert len(everything) == 10
-    sides = []
-    for split in ("train", "held_out"):
-        try:
-            sides.append(questions(source(split=split, options=only, size=100).open()))
-        except titanrl.ConfigError as error:
-            assert "has no question for split" in str(error)  # noqa: PT017
-            sides.append(set())
-    assert sides[0] | sides[1] == everything
-    assert not sides[0] & sides[1]
+    assert train | held_out == everything
+    assert not train & held_out
+
+
+def test_source_says_when_nothing_can_be_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titanrl.components.sources.reasoning_gym.is_held_out", lambda _: False)
+    assert len(questions(source(size=20).open())) > 1
+    with pytest.raises(titanrl.ConfigError, match="has no question for split 'held_out' among 400"):
+        source(split="held_out").open()
