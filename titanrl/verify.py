@@ -26,6 +26,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_tokenizers(experiment),
         *_reward_models(experiment),
         *_packages(experiment),
+        *_sampler(experiment, world_size),
         *_observers(experiment),
         *_meshes(experiment, world_size),
     ]
@@ -180,6 +181,21 @@ def _packages(experiment: Experiment) -> list[Problem]:
         for package in getattr(type(part), "requires", ())  # None requires nothing.
         if not is_installed(package)
     ]
+
+
+def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
+    """Returns what the sampler itself says against the model or the processes."""
+    from titanrl.models import inspect
+
+    problems = getattr(experiment.sampler, "problems", None)
+    if problems is None:
+        return []
+    path = experiment.model.path
+    try:
+        inspect(path)
+    except ConfigError:
+        return []  # What is wrong with the folder has been said.
+    return [Problem("sampler", text, key) for key, text in problems(path, world_size)]
 
 
 def _observers(experiment: Experiment) -> list[Problem]:

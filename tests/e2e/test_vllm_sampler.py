@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from titanrl.components.samplers.vllm import VLLM
+from titanrl.components.samplers.vllm import CPU_HEAD_DIMS, VLLM
 from titanrl.models import tiny
 from titanrl.protocols import PromptRow, Sample, SamplerHost
 
@@ -264,3 +264,9 @@ def test_beside_a_trainer_it_samples_as_the_trainer_scores(tmp_path: Path) -> No
     finally:
         sampler.close()
     assert torch.distributed.is_initialized()
+
+
+def test_widths_that_check_allows_are_those_of_the_engine() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert CPUAttentionBackend.get_supported_head_sizes() == list(CPU_HEAD_DIMS)

@@ -156,3 +156,9 @@ def test_trackers_must_be_installed_and_memory_is_measured_on_gpus(
     report = texts(experiment(model, "profile.steps=[1]", "profile.memory=true"))
     assert "[profile] memory needs a GPU" in report
     assert texts(experiment(model, "profile.steps=[1]")) == ""
+
+
+def test_sampler_says_what_it_cannot_sample_from(model: Path) -> None:
+    report = texts(experiment(model, "sampler.name=vllm", "sampler.tensor_parallel_size=3"), 4)
+    assert "[sampler] name has no attention on a CPU for heads of 8" in report
+    assert "[sampler] tensor_parallel_size must divide the 4 ranks" in report

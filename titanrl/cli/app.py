@@ -85,4 +85,6 @@ app.command("serve-reward")(serve_reward.serve_reward)
 
 def main() -> None:
     """Runs the command line of this process."""
+    # Libraries warn of their own affairs in C++, vLLM of binding memory; read when torch is first imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     app()

@@ -228,7 +228,10 @@ class Sampler(Protocol):
 
 
 class SamplerSettings(Protocol):
-    """A registered sampler: its fields are its TOML table; ``start`` makes the live resource."""
+    """A registered sampler: its fields are its TOML table; ``start`` makes the live resource.
+
+    It may have ``problems(folder, world_size)``: (field, what is wrong) for what it cannot sample from.
+    """
 
     temperature: float
     max_response_tokens: int

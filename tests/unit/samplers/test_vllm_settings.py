@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +18,24 @@ from titanrl.components.samplers.vllm import VLLM
 from titanrl.components.samplers.vllm_engine import _sample_of
 from titanrl.components.samplers.vllm_process import kept_process_state
 from titanrl.errors import ConfigError
+from titanrl.models.tiny import create
 from titanrl.protocols import SamplerHost
 
 
-def host_of(**fields: Any) -> SamplerHost:
-    return SamplerHost(model_path="", eos_ids=(2,), max_length=32, seed=0, **fields)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create(tmp_path_factory.mktemp("models") / "tiny", hidden=64, heads=2, kv_heads=2)
 
 
-def test_absent_vllm_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def host_of(model: Path, **fields: Any) -> SamplerHost:
+    return SamplerHost(model_path=str(model), eos_ids=(2,), max_length=32, seed=0, **fields)
+
+
+def test_absent_vllm_names_the_remedy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     before = dict(os.environ)
     with pytest.raises(ConfigError, match=r"pip install .*or use name = 'torch'"):
-        VLLM().start(host_of())
+        VLLM().start(host_of(model))
     assert dict(os.environ) == before
 
 
@@ -79,9 +86,16 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
         VLLM(**{field: value})
 
 
-def test_engines_share_out_all_ranks() -> None:
+def test_engines_share_out_all_ranks(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"must divide the 1 ranks, which share the engines, got 2"):
-        VLLM(tensor_parallel_size=2).start(host_of())
+        VLLM(tensor_parallel_size=2).start(host_of(model))
     engine = SimpleNamespace(world_size=3)
     with pytest.raises(ConfigError, match=r"must divide the 3 ranks"):
-        VLLM(tensor_parallel_size=2).start(host_of(engine=engine))
+        VLLM(tensor_parallel_size=2).start(host_of(model, engine=engine))
+
+
+def test_heads_must_divide_and_have_a_width_that_is_computed(tmp_path: Path) -> None:
+    narrow = create(tmp_path / "narrow", hidden=32, heads=4, kv_heads=2)
+    problems = dict(VLLM(tensor_parallel_size=3).problems(str(narrow), None))
+    assert f"for heads of 8, those of {narrow}, only for 32, 64" in problems["name"]
+    assert problems["tensor_parallel_size"].startswith("must divide the 4 heads and the 2 heads")
