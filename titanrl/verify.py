@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titanrl.config.experiment import Experiment
+from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
     from titanrl.models.memory import Need
 
-__all__ = ["memory", "verify"]
+__all__ = ["memory", "verified", "verify"]
+
+
+def verified(file: Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Experiment:
+    """Returns the experiment of a file that nothing keeps from running here.
+
+    Args:
+        overrides: ``a.b.c=value`` each, laid over it. world_size: as for ``verify``.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    experiment = load(file, overrides)
+    if problems := verify(experiment, world_size):
+        raise ConfigError(problems, file=str(file))
+    return experiment
 
 
 def verify(experiment: Experiment, world_size: int | None = None) -> list[Problem]:
     """Returns what keeps a right experiment from running here.
 
     Args:
-        world_size: processes that will run it; None: not known yet.
+        world_size: processes that will run it; None: not known yet, so the fewest that its degrees fit.
     """
     return [
         *_models(experiment),
@@ -162,11 +180,7 @@ def _reward_models(experiment: Experiment) -> list[Problem]:
 
 
 def _packages(experiment: Experiment) -> list[Problem]:
-    parts: dict[str, Any] = {
-        "sampler": experiment.sampler,
-        "prompts": experiment.prompts,
-        "data": experiment.data,
-    }
+    parts: dict[str, Any] = {name: getattr(experiment, name) for name in ("sampler", "prompts", "data")}
     parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
     if experiment.evaluation is not None:
         parts |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in ("prompts", "data")}
@@ -227,7 +241,8 @@ def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
     from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
 
     loop, mesh = experiment.loop, experiment.parallelism
-    if world_size is not None and (problems := mesh_problems(mesh, world_size)):
+    world_size = world_size or mesh.least_ranks
+    if problems := mesh_problems(mesh, world_size):
         return problems
     for folder in dict.fromkeys(_folders(experiment).values()):
         try:
@@ -236,8 +251,6 @@ def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
             continue  # What is wrong with the folder has been said.
         if problems:
             return problems
-    if world_size is None:
-        return []
     ranks = world_size // (mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree)
     unit = loop.minibatches * ranks
     if loop.prompts_per_step % unit == 0:

@@ -19,7 +19,7 @@ from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
 from titanrl.schema import STAGES, key_name
-from titanrl.verify import memory, verify
+from titanrl.verify import memory, verified
 
 if TYPE_CHECKING:
     from titanrl.models.memory import Need
@@ -48,10 +48,9 @@ def check(
                     raise ConfigError(f"{file}: --data reads experiments; give it the ablation's base.")
                 plan(file, overrides or [], nproc)
             else:
-                experiment = load(file, overrides or [])
-                if problems := verify(experiment, nproc):
-                    raise ConfigError(problems, file=str(file))
-                needed = _memory(memory(experiment, nproc or 1), nproc or 1)
+                experiment = verified(file, overrides or [], nproc)
+                ranks = nproc or experiment.parallelism.least_ranks
+                needed = _memory(memory(experiment, ranks), ranks)
                 if data and (bad := scan_data(experiment, Console())):
                     raise ConfigError(f"{bad} bad examples; mend or remove them.", file=str(file))
         except ConfigError as error:

@@ -14,9 +14,8 @@ from rich.table import Table
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.train import SET
 from titanrl.config import load
-from titanrl.errors import ConfigError
 from titanrl.report.folder import RunFolder, write_atomic
-from titanrl.verify import verify
+from titanrl.verify import verified
 
 if TYPE_CHECKING:
     from titanrl.loop.evaluation import Verdict
@@ -46,9 +45,7 @@ def evaluate(
     if judged is not None:
         path = judged if run is None else load(RunFolder(run).config).model.path
         replaced = [f"model.path={json.dumps(str(path))}"]
-    experiment = load(file, [*replaced, *given])
-    if problems := verify(experiment, ranks):
-        raise ConfigError(problems, file=str(file))
+    experiment = verified(file, [*replaced, *given], ranks)
     options = [f"--{name}={value}" for name, value in (("model", model), ("to", to)) if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in given)])
     from titanrl.loop.evaluation import evaluate_model

@@ -9,9 +9,7 @@ import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.train import FILE, SET
-from titanrl.config import load
-from titanrl.errors import ConfigError
-from titanrl.verify import verify
+from titanrl.verify import verified
 
 __all__ = ["rft"]
 
@@ -25,10 +23,8 @@ def rft(
     nproc: NPROC = 1,
 ) -> None:
     """Rejection sampling: sample answers to [prompts], judge them, write those that [rft] keeps."""
-    overrides, ranks = overrides or [], world_size(nproc)
-    experiment = load(file, overrides)
-    if problems := verify(experiment, ranks):
-        raise ConfigError(problems, file=str(file))
+    overrides = overrides or []
+    experiment = verified(file, overrides, world_size(nproc))
     become_ranks(nproc, ["rft", str(file), f"--to={to}", *(f"--set={each}" for each in overrides)])
     from titanrl.loop.rft import collect
 

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.config import load
-from titanrl.errors import ConfigError
-from titanrl.verify import verify
+from titanrl.verify import verified
 
 __all__ = ["FILE", "SET", "train"]
 
@@ -32,10 +30,8 @@ def train(
     ] = False,
 ) -> None:
     """Run an experiment. Starts torchrun itself for --nproc > 1; under torchrun or srun it is one rank."""
-    overrides, ranks = overrides or [], world_size(nproc)
-    experiment = load(file, overrides)
-    if problems := verify(experiment, ranks):
-        raise ConfigError(problems, file=str(file))
+    overrides = overrides or []
+    experiment = verified(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
     become_ranks(nproc, ["train", str(file), *sets, *["--resume"][: int(resume)]])
     from titanrl.loop.loop import train as run

@@ -7,6 +7,7 @@ hasn't got; a test compares the two key by key and lists each difference.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
 from titanrl.errors import check_range
@@ -123,6 +124,15 @@ class Parallelism:
             raise ValueError(
                 f"data_parallel_shard_degree must be >= 1, or -1, got {self.data_parallel_shard_degree}."
             )
+
+    @property
+    def least_ranks(self) -> int:
+        """The fewest processes that the degrees fit; with a shard degree of -1 multiples of it do too."""
+        tensor, experts = self.tensor_parallel_degree, self.expert_parallel_degree
+        shard = self.data_parallel_shard_degree
+        if shard == -1:
+            shard = experts // gcd(experts, tensor)
+        return self.data_parallel_replicate_degree * shard * tensor * self.pipeline_parallel_degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

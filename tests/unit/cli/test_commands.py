@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from titanrl import __version__
 from titanrl.cli import app
 from titanrl.config import load
+from titanrl.config.engine_tables import Parallelism
+from titanrl.models.mesh_checks import mesh_problems
 
 
 def titanrl(*arguments: object, **environment: str) -> Result:
@@ -108,6 +110,30 @@ def test_check_with_nproc_asks_whether_ranks_fit(file: Path) -> None:
     tensor_parallel = ["--set", "parallelism.tensor_parallel_degree=2", "--nproc"]
     assert titanrl("check", file, *tensor_parallel, 4).exit_code == 0
     assert "must multiply to the 3 processes" in titanrl("check", file, *tensor_parallel, 3).output
+
+
+def test_check_without_nproc_takes_the_fewest_ranks_that_the_degrees_fit(file: Path) -> None:
+    result = titanrl("check", file, "--set", "parallelism.tensor_parallel_degree=2")
+    assert result.exit_code == 0, result.output
+    assert "the fullest of 2 ranks needs about" in result.output
+    misfit = ["parallelism.data_parallel_shard_degree=4", "parallelism.expert_parallel_degree=3"]
+    result = titanrl("check", file, *(f"--set={each}" for each in misfit))
+    assert "expert_parallel_degree must divide the 4 ranks" in result.output
+
+
+@pytest.mark.parametrize(
+    ("degrees", "ranks"),
+    [
+        ({}, 1),
+        ({"tensor_parallel_degree": 2, "pipeline_parallel_degree": 3}, 6),
+        ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 5}, 10),
+        ({"expert_parallel_degree": 6, "tensor_parallel_degree": 4}, 12),
+    ],
+)
+def test_least_ranks_make_a_mesh_and_none_fewer_does(degrees: dict[str, int], ranks: int) -> None:
+    mesh = Parallelism(**degrees)
+    assert mesh.least_ranks == ranks
+    assert [count for count in range(1, ranks + 1) if not mesh_problems(mesh, count)] == [ranks]
 
 
 def test_model_that_is_missing_or_too_short_is_found_before_the_run(file: Path) -> None:
