@@ -46,6 +46,8 @@ class Stale:
 class StaleSampler:
     """The live sampler; it holds ``delay + 1`` copies of the weights."""
 
+    ranks_per_engine = 1
+
     def __init__(self, inner: Any, engine: Any, delay: int) -> None:
         self._inner, self._engine = inner, engine
         self._kept: deque[list[torch.Tensor]] = deque(maxlen=delay + 1)

@@ -1,7 +1,8 @@
-"""Every published ablation is right, has been run with all its seeds, and stands in docs/findings.md."""
+"""Every published ablation is right, trains, has been run with all its seeds, and is in docs/findings.md."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from tests.unit.config.conftest import registry_as_before
 from titanrl.ablation.files import read_results
 from titanrl.ablation.findings import findings, published
 from titanrl.ablation.plan import outline, plan
+from titanrl.config import load
+from titanrl.config.experiment import Experiment
+from titanrl.loop.loop import train
 from titanrl.models import tiny
+from titanrl.report.jsonl import read_jsonl
 
 __all__ = ["registry_as_before"]
 
@@ -21,7 +26,7 @@ FILES = published(FOLDER)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.create(tmp_path_factory.mktemp("ablations") / "model")
+    return tiny.create(tmp_path_factory.mktemp("ablations") / "model", scale=0.3)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -32,6 +37,45 @@ def test_ablation_is_right_and_expects_something_published(file: Path, model: Pa
     assert planned.settings.title
     assert planned.settings.claim
     assert planned.settings.source
+
+
+# Answers of an untrained model are never right; letters that do not repeat are.
+SMALL = (
+    "reward=[{name='repetition', n=1, label='exact_match'}]", "loop.steps=2", "loop.prompts_per_step=4",
+    "evaluation.num_prompts=2", "sampler.max_response_tokens=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_variant_trains(file: Path, model: Path, tmp_path: Path) -> None:
+    planned = plan(file, [f"model.path='{model}'", f"run.folder='{tmp_path}'", *SMALL])
+    for run in planned.runs[: len(planned.variants)]:
+        steps = trained(run.experiment)
+        assert [line["step"] for line in steps] == [0, 1, 2], run.variant
+        assert all(math.isfinite(line["loss/total"]) for line in steps[1:]), run.variant
+
+
+def trained(experiment: Experiment) -> list[dict[str, float]]:
+    """Trains and returns the metrics, step by step; those before the first step first."""
+    return list(read_jsonl(train(experiment) / "metrics.jsonl"))
+
+
+def test_model_that_they_begin_with_trains(model: Path, tmp_path: Path) -> None:
+    small = ["loop.steps=2", "loop.prompts_per_step=4", "evaluation.num_prompts=4", "checkpoint.enable=false"]
+    own = [f"model.path='{model}'", f"run.folder='{tmp_path}'", *small]
+    assert len(trained(load(FOLDER / "base_model.toml", own))) == 3
+
+
+def test_stale_sampler_answers_with_the_weights_of_the_step_before(model: Path, tmp_path: Path) -> None:
+    own = [f"model.path='{model}'", f"run.folder='{tmp_path}'", *SMALL, "optimizer.lr=0.1"]
+    stale = "sampler={name='stale', delay=1, max_response_tokens=8}"
+    gaps = {}
+    for name, overrides in (("fresh", []), ("stale", [stale])):
+        experiment = load(FOLDER / "base.toml", [*own, *overrides, f"run.name={name}", "loop.steps=3"])
+        gaps[name] = [line["sample/logprob_gap"] for line in trained(experiment)[1:]]
+    assert gaps["stale"][0] == pytest.approx(gaps["fresh"][0])
+    assert max(gaps["fresh"]) < 1e-4
+    assert min(gaps["stale"][1:]) > 1e-3
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
