@@ -148,6 +148,14 @@ def test_mistakes_are_found_before_anything_runs(pipeline, old, new, message):
         load_pipeline(pipeline, pipeline.parent / "out")
 
 
+def test_file_that_is_no_text_or_a_folder_is_told(tmp_path):
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary.toml is no UTF-8 text"):
+        load_pipeline(tmp_path / "binary.toml", tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_pipeline(tmp_path, tmp_path)
+
+
 def test_overrides_name_their_stage(pipeline):
     loaded = load_pipeline(pipeline, Path("out"), ["tuned.loop.steps=9", "evaluate.evaluation.num_prompts=1"])
     assert loaded.experiment(loaded.stage[2], Path("out")).loop.steps == 9

@@ -24,9 +24,9 @@ PRELOADED = ("titanrl.loop.loop", "titanrl.report.curves", "matplotlib.backends.
 """What every run imports. A server process imports it once, and each run starts as its copy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A share of this machine, on which one run at a time works."""
+    """A share of this machine, on which one run at a time works; two of the same cores are two shares."""
 
     cores: tuple[int, ...]
     devices: tuple[str, ...]

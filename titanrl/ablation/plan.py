@@ -15,7 +15,7 @@ from titanrl.config.load import load, read_toml
 from titanrl.decode import decode, settable
 from titanrl.errors import ConfigError, Problem, suggest
 from titanrl.report.folder import RunFolder
-from titanrl.report.jsonl import read_jsonl
+from titanrl.report.jsonl import last_line
 from titanrl.values import unknown_keys
 from titanrl.verify import verify
 
@@ -64,7 +64,8 @@ class PlannedRun:
     def steps_done(self) -> int:
         """Returns the steps recorded so far."""
         metrics = self.folder.metrics
-        return max((line["step"] for line in read_jsonl(metrics)), default=0) if metrics.is_file() else 0
+        last = last_line(metrics) if metrics.is_file() else None
+        return 0 if last is None else int(last["step"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from titanrl.ablation.comparison import Difference, Row, Runs, Verdict, blocks
@@ -11,6 +11,7 @@ from titanrl.ablation.execute import Failure
 from titanrl.ablation.plan import Plan
 from titanrl.ablation.statistics import least_p
 from titanrl.config.dump import to_table
+from titanrl.report.record import flattened
 from titanrl.values import shown
 
 __all__ = [
@@ -79,7 +80,7 @@ def verdict_table(found: Sequence[Verdict], baseline: str) -> Table:
 
 def settings(plan: Plan) -> tuple[Table, str]:
     """Returns the keys in which variants differ, and what is to be said of all others."""
-    flat = {run.variant: _flat(to_table(run.experiment)) for run in plan.runs if run.seed == 0}
+    flat = {run.variant: flattened(to_table(run.experiment)) for run in plan.runs if run.seed == 0}
     keys = sorted({key for each in flat.values() for key in each if not key.startswith("run.")})
     differing = [key for key in keys if len({json.dumps(each.get(key)) for each in flat.values()}) > 1]
     names = [variant.name for variant in plan.variants]
@@ -91,15 +92,6 @@ def settings(plan: Plan) -> tuple[Table, str]:
         f"has them all. [run] seed is {seeds} in turn, and variants with the same seed see the same prompts."
     )
     return Table("", ["key", *names], rows), note
-
-
-def _flat(table: Any, above: str = "") -> dict[str, Any]:
-    if isinstance(table, list) and any(isinstance(each, Mapping) for each in table):
-        table = {str(index): each for index, each in enumerate(table)}
-    if not isinstance(table, Mapping):
-        return {above: table}
-    parts = (_flat(each, f"{above}.{key}" if above else key) for key, each in table.items())
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ from titanrl.ablation.curves import read_curves
 from titanrl.ablation.execute import Execution
 from titanrl.ablation.plan import Plan, PlannedRun
 from titanrl.ablation.statistics import mean_interval
+from titanrl.report.progress import clock
 
 __all__ = ["AblationView"]
 
@@ -64,14 +65,12 @@ class AblationView:
         if execution.finished:
             last = execution.finished[-1]
             parts.append(f"{last.variant} seed {last.seed}: {self._plan.settings.metric} {self._shown(last)}")
-        parts.append(f"{_clock(self._seconds_left(execution))} left")
+        parts.append(f"{clock(self._seconds_left(execution))} left")
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
 
     def _table(self, execution: Execution) -> Table:
         plan = self._plan
-        left = (
-            f"{_clock(time.monotonic() - self._began)} so far, {_clock(self._seconds_left(execution))} left"
-        )
+        left = f"{clock(time.monotonic() - self._began)} so far, {clock(self._seconds_left(execution))} left"
         table = Table(
             "variant", "seeds", "running", plan.settings.metric, caption=left,
             title=escape(plan.settings.title or plan.name),
@@ -118,8 +117,3 @@ class AblationView:
         ended = len(execution.finished) + len(execution.failed) - (self._before or 0)
         left = len(execution.waiting) + len(execution.running)
         return (time.monotonic() - self._began) / max(ended, 1) * left
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -106,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no UTF-8 text; an experiment is a TOML file.") from None
+        raise ConfigError(f"{path} is no UTF-8 text; give a TOML file.") from None
     except tomli.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no valid TOML: {error}.") from None
 

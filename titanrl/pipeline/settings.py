@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import tomli
-
 from titanrl.config.experiment import Experiment
-from titanrl.config.load import load
+from titanrl.config.load import load, read_toml
 from titanrl.decode import decode
 from titanrl.errors import ConfigError, suggest
 
@@ -123,13 +121,7 @@ def load_pipeline(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Pi
     Raises:
         ConfigError: with every mistake of every file.
     """
-    try:
-        table = tomli.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        near = suggest(path.name, [each.name for each in path.parent.glob("*.toml")])
-        raise ConfigError(f"no such file: {path}{near or '.'}") from None
-    except tomli.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}.") from None
+    table = read_toml(path)
     try:
         pipeline: Pipeline = decode(Pipeline, table)
         pipeline = _overridden(_located(pipeline, path.parent), overrides)

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["JsonLines", "read_jsonl"]
+__all__ = ["JsonLines", "last_line", "read_jsonl"]
+
+BLOCK = 1 << 16
+"""Bytes that are read at a time from the end of a file."""
 
 
 class JsonLines:
@@ -46,6 +49,27 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Returns the last object of a file, reading no more than its end; one torn by a kill is left out.
+
+    None: it holds none.
+    """
+    with path.open("rb") as file:
+        place, end = file.seek(0, os.SEEK_END), b""
+        while place > 0:
+            size = min(BLOCK, place)
+            place = file.seek(place - size)
+            end = file.read(size) + end
+            whole = end if place == 0 else end.partition(b"\n")[2]
+            for line in reversed(whole.split(b"\n")):
+                try:
+                    found: dict[str, Any] = json.loads(line)
+                except ValueError:  # Torn: no JSON, or cut within a letter.
+                    continue
+                return found
+    return None
 
 
 def _dump(line: Mapping[str, Any]) -> str:

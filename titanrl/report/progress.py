@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["StepView"]
+__all__ = ["StepView", "clock"]
 
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -90,13 +90,13 @@ class StepView:
             self._spent[stage] = self._spent.get(stage, 0.0) + spent
         if not self.enabled:
             return
-        self._bar.update(self._task, completed=self.done, left=f"{_clock(self.seconds_left())} left")
+        self._bar.update(self._task, completed=self.done, left=f"{clock(self.seconds_left())} left")
         if self.is_live:
             self._live.update(self._view())
         else:
             shown = [f"{label} {number}" for label, number in self._numbers()]
             total = sum(seconds.values())
-            numbers = "  ".join([*shown, f"{total:.1f} s", f"{_clock(self.seconds_left())} left"])
+            numbers = "  ".join([*shown, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
             self.console.print(f"step {self.done}/{self.steps}  {numbers}", soft_wrap=True, highlight=False)
 
     def seconds_left(self) -> float:
@@ -121,6 +121,7 @@ class StepView:
         return Group(self._bar, numbers, split)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Returns a time as minutes and seconds: ``75:08``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"

@@ -100,6 +100,23 @@ def test_cores_and_gpus_are_shared_out() -> None:
     assert devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
 
 
+def test_as_many_runs_work_at_a_time_as_asked_for_on_fewer_cores(
+    planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Working(Process):
+        looks = 0
+
+        def is_alive(self) -> bool:
+            self.looks += 1
+            return self.looks < 3
+
+    running: list[int] = []
+    monkeypatch.setattr(module, "_start", lambda *_: Working(0))
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+    execute(planned.runs, slots(2, 1, [0], []), view=lambda state: running.append(len(state.running)))
+    assert max(running) == 2
+
+
 def test_plain_stream_gets_a_line_for_each_run(planned: Plan, started: list[Any]) -> None:
     console = Console(file=io.StringIO(), width=40)
     with AblationView(planned, console) as view:

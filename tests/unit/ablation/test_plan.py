@@ -104,6 +104,8 @@ def test_state_of_a_run_follows_its_folder(ablation: Ablation, finish: Finish) -
     assert run.state() == "unfinished"
     finish(run, [{"step": 1}, {"step": 2}])
     assert run.state() == "finished"
+    run.folder.metrics.write_text('{"step": 1}\n{"step": 2, "reward/me')
+    assert (run.state(), run.steps_done()) == ("unfinished", 1)
 
 
 def test_run_of_other_settings_is_refused(ablation: Ablation, finish: Finish) -> None:

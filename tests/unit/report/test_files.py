@@ -9,7 +9,7 @@ import pytest
 from titanrl.errors import ConfigError
 from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
-from titanrl.report.jsonl import JsonLines, read_jsonl
+from titanrl.report.jsonl import BLOCK, JsonLines, last_line, read_jsonl
 
 
 def test_resumed_file_drops_the_steps_that_run_again_and_a_torn_line(tmp_path):
@@ -28,6 +28,25 @@ def test_resumed_file_drops_the_steps_that_run_again_and_a_torn_line(tmp_path):
         (2, 1.0),
         (3, 9.0),
     ]
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 3, "x"', '{"step": 3, "x": "\u00e9'])
+@pytest.mark.parametrize("size", [1, BLOCK - 9, BLOCK, 3 * BLOCK])
+def test_last_line_is_found_from_the_end_of_the_file(tmp_path, torn, size):
+    path = tmp_path / "metrics.jsonl"
+    # A broken beginning, which nothing that reads the end alone can see.
+    lines = "{broken\n" + "".join(json.dumps({"step": step, "x": "é" * size}) + "\n" for step in (1, 2))
+    path.write_bytes((lines + torn).encode()[: -1 if "\u00e9" in torn else None])
+    found = last_line(path)
+    assert found is not None
+    assert (found["step"], len(found["x"])) == (2, size)
+
+
+@pytest.mark.parametrize("text", ["", "\n", '{"step"'])
+def test_file_without_a_whole_line_has_no_last_one(tmp_path, text):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    assert last_line(path) is None
 
 
 def test_numbers_json_lacks_become_null(tmp_path):
