@@ -12,6 +12,7 @@ import torch
 from titanrl.components.rewards.http_json import ask
 from titanrl.components.rewards.reward_model_scorer import BATCH_TOKENS, ModelFacts, facts_of, scorer
 from titanrl.errors import ConfigError, TrainingError, check_range
+from titanrl.ops.prefix import trained_lengths
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ class RewardModel:
         Raises:
             ConfigError: no such model. TrainingError: the server does not answer, or not as it should.
         """
-        place = torch.arange(1, batch["loss_mask"].shape[1] + 1)
-        lengths = torch.where(batch["loss_mask"], place, 0).amax(1).tolist()
+        lengths = trained_lengths(batch["loss_mask"]).tolist()
         rows = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         live = [number for number, row in enumerate(rows) if row]
         scores: list[float | None] = [None] * len(rows)

@@ -7,7 +7,7 @@ from itertools import combinations
 import torch
 from tensordict import TensorDict
 
-__all__ = ["in_pairs"]
+__all__ = ["in_pairs", "unequal_pairs"]
 
 
 def in_pairs(batch: TensorDict) -> TensorDict:
@@ -22,14 +22,21 @@ def in_pairs(batch: TensorDict) -> TensorDict:
 
     Source: online DPO 2402.04792, with two answers to a prompt.
     """
-    rewards: list[float] = batch["reward"].tolist()
+    return batch[unequal_pairs(batch["reward"], batch["group_id"]).flatten()]
+
+
+def unequal_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
+    """Returns [P, 2] int64, the row numbers of the better and the worse of every two of unequal reward.
+
+    Args:
+        reward: [N]; rows of NaN are in no pair. group_id: [N]; pairs are of one group, in the groups' order.
+    """
+    rewards: list[float] = reward.tolist()
     groups: dict[int, list[int]] = {}
-    for row, group in enumerate(batch["group_id"].tolist()):
+    for row, group in enumerate(group_id.tolist()):
         groups.setdefault(group, []).append(row)
-    chosen: list[int] = []
+    pairs: list[tuple[int, int]] = []
     for rows in groups.values():
         scored = sorted((row for row in rows if rewards[row] == rewards[row]), key=lambda row: -rewards[row])
-        for better, worse in combinations(scored, 2):
-            if rewards[better] > rewards[worse]:
-                chosen += [better, worse]
-    return batch[torch.tensor(chosen, dtype=torch.int64)]
+        pairs += [pair for pair in combinations(scored, 2) if rewards[pair[0]] > rewards[pair[1]]]
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from titanrl.errors import ConfigError
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble_fixed
+from titanrl.ops.prefix import trained_lengths
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -138,8 +139,7 @@ def _batches(feeds: Sequence[tuple[DataFeed, int | None]]) -> Iterator[TensorDic
 
 def _digests(batch: TensorDict) -> Iterator[bytes]:
     """Yields a hash of each row's tokens and trained labels; how far it is padded does not enter."""
-    place = torch.arange(1, batch["loss_mask"].shape[1] + 1)
-    ends = torch.where(batch["loss_mask"], place, 0).amax(1).tolist()
+    ends = trained_lengths(batch["loss_mask"]).tolist()
     for ids, labels, mask, end in zip(
         batch["input_ids"], batch["labels"], batch["loss_mask"], ends, strict=True
     ):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titanrl.loop import exchange
+from titanrl.loop.pairs import unequal_pairs
 from titanrl.ops.sequence import at_last_trainable
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
         better = torch.arange(0, len(score), 2)
         worse = better + 1
     elif "reward" in batch:
-        better, worse = _ordered_pairs(batch["reward"], batch["group_id"])
+        better, worse = unequal_pairs(batch["reward"], batch["group_id"]).unbind(1)
     else:
         better = worse = torch.zeros(0, dtype=torch.int64)
     both = live[better] & live[worse]
@@ -69,16 +70,6 @@ def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
     if norm > 0:
         metrics["eval/length_correlation"] = float(gap @ longer) / norm
     return metrics | _calibration(gap.sigmoid(), torch.ones_like(gap))
-
-
-def _ordered_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ([P], [P]) row numbers of the better and the worse answer of each unequal pair of a group."""
-    pairs = [torch.zeros((0, 2), dtype=torch.int64)]
-    for group in torch.unique(group_id):
-        rows = (group_id == group).nonzero().squeeze(1)
-        pairs.append(rows[(reward[rows, None] > reward[None, rows]).nonzero()])
-    better, worse = torch.cat(pairs).unbind(1)
-    return better, worse
 
 
 def _share_positive(gap: torch.Tensor) -> float:

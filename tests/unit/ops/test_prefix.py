@@ -1,0 +1,22 @@
+"""How much of a row counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from titanrl.ops.prefix import trained_lengths
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [
+        ([[0, 1, 0, 1, 0]], [4]),  # Gaps within count, what follows does not.
+        ([[0, 0, 0], [0, 0, 1], [1, 0, 0]], [0, 3, 1]),
+        ([[], []], [0, 0]),
+    ],
+)
+def test_row_ends_with_its_last_trained_position(mask: list[list[int]], lengths: list[int]) -> None:
+    found = trained_lengths(torch.tensor(mask, dtype=torch.bool))
+    assert found.tolist() == lengths
+    assert found.dtype == torch.int64
