@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import threading
 import time
 from typing import Any
 
@@ -71,3 +74,41 @@ def test_slow_server_is_late() -> None:
 
     with answering(sleepy) as url, pytest.raises(LateAnswer, match=r"gave no answer within 0\.1 s"):
         ask(url, {}, deadline_seconds=0.1)
+
+
+def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None:
+    """The text of a refusal comes on the same clock as the answer that it stands for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stall() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 422 No\r\nContent-Length: 900\r\n\r\nrow 3")
+                ended.wait(10)
+
+        ended = threading.Event()
+        thread = threading.Thread(target=stall)
+        thread.start()
+        try:
+            with pytest.raises(LateAnswer, match=r"gave no answer within 0\.3 s"):
+                ask(f"http://127.0.0.1:{server.getsockname()[1]}", {}, deadline_seconds=0.3)
+        finally:
+            ended.set()
+            thread.join()
+    assert pauses == []
+
+
+def test_long_refusal_is_cut() -> None:
+    with answering(lambda *_: (422, "x" * 10_000)) as url, pytest.raises(TrainingError) as caught:
+        ask(url, {}, deadline_seconds=60)
+    assert 400 < str(caught.value).count("x") <= 500
+
+
+def test_client_costs_nothing_before_the_first_question() -> None:
+    code = (
+        "import sys, titanrl.components.rewards.http_json as m; "
+        "assert not {'ssl', 'http.client', 'urllib.request'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
