@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import urllib.request
@@ -18,6 +19,7 @@ from titanrl.config.report_tables import Report
 from titanrl.errors import ConfigError
 from titanrl.report.alerts import Alert
 from titanrl.report.folder import RunFolder
+from titanrl.report.prometheus import Prometheus
 from titanrl.report.writers import open_writers
 
 TOML = '[run]\nseed = 3\n[optimizer]\nlr = 1e-5\n[algorithm.loss]\nname = "gspo"\n'
@@ -111,18 +113,28 @@ def records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder) -> None:
+@pytest.fixture
+def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        number: int = free.getsockname()[1]
+    return number
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder, port: int) -> None:
     settings = Report(tensorboard=False, prometheus_port=port)
     writers = open_writers(folder, settings)
     try:
         for step in (1, 2):
             for writer in writers:
                 writer.scalars(step, {"reward/mean": step / 4, "sample/response_tokens_p95": 9.0})
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = scraped(port)
         assert 'titanrl_reward_mean{run="run"} 0.5\n' in text
         assert 'titanrl_sample_response_tokens_p95{run="run"} 9.0\n' in text
         assert 'titanrl_step{run="run"} 2.0\n' in text
@@ -131,3 +143,25 @@ def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder) -> None:
     finally:
         for writer in writers:
             writer.close()
+
+
+def test_prometheus_shows_alerts_with_the_numbers_of_the_step_that_raised_them(port: int) -> None:
+    """The validation before training is recorded before its alerts, a step after them."""
+    writer = Prometheus(port, "run")
+    shown = []
+    try:
+        writer.scalars(0, {"eval/score": 0.5})
+        writer.alert(0, Alert("entropy", 0.1, 0.2, ""))
+        shown.append(scraped(port))
+        writer.alert(1, Alert("kl", 7.0, 5.0, ""))
+        writer.alert(1, Alert("clip_fraction", 0.9, 0.5, ""))
+        shown.append(scraped(port))
+        for step in (1, 2):
+            writer.scalars(step, {"reward/mean": 0.5})
+            shown.append(scraped(port))
+    finally:
+        writer.close()
+    names = ("step", "alert_entropy", "alert_kl", "alert_clip_fraction")
+    values = [[re.findall(rf'titanrl_{name}{{run="run"}} (.*)\n', text) for name in names] for text in shown]
+    before = [["0.0"], ["0.1"], [], []]
+    assert values == [before, before, [["1.0"], [], ["7.0"], ["0.9"]], [["2.0"], [], [], []]]
