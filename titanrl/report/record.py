@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from titanrl.report.jsonl import read_jsonl
 __all__ = ["RunRecord", "flattened", "read_runs"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for the sake of cached_property
 class RunRecord:
     """One run as it lies on disk; a run that is under way reads as far as it has come."""
 
@@ -32,7 +33,7 @@ class RunRecord:
     alerts: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def keys(self) -> set[str]:
         """The metrics that have a number in some step."""
         return {key for line in self.metrics for key, value in line.items() if value is not None} - {"step"}

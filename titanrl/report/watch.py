@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from titanrl.report.figures import COLOURS
+from titanrl.report.folder import RunFolder
 from titanrl.report.panels import groups
 from titanrl.report.record import RunRecord
 from titanrl.report.times import stage_seconds
@@ -34,15 +35,24 @@ def watch(path: Path, *, once: bool, every_seconds: float, console: Console) -> 
     Raises:
         ConfigError: the folder holds no metrics.jsonl.
     """
-    run = RunRecord.read(path)
+    sizes, run = _sizes(path), RunRecord.read(path)
     if once or not console.is_terminal:
         console.print(dashboard(run, console.width))
         return
     with Live(dashboard(run, console.width), console=console, auto_refresh=False) as live:
         while run.steps_left:
             time.sleep(every_seconds)
-            run = RunRecord.read(path)
-            live.update(dashboard(run, console.width), refresh=True)
+            # Taken before the files are read: what comes in between is seen the next time.
+            if (now := _sizes(path)) != sizes:
+                sizes, run = now, RunRecord.read(path)
+                live.update(dashboard(run, console.width), refresh=True)
+
+
+def _sizes(path: Path) -> list[int]:
+    """Returns the sizes of what a run writes as it goes on; -1 for what is not there."""
+    folder = RunFolder(path)
+    files = (folder.metrics, folder.samples, folder.alerts, folder.config)
+    return [file.stat().st_size if file.is_file() else -1 for file in files]
 
 
 def dashboard(run: RunRecord, width: int) -> RenderableType:

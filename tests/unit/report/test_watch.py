@@ -46,3 +46,26 @@ def test_live_view_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     watch(folder, once=False, every_seconds=0.5, console=console)
     assert looks == [0.5]
     assert "step 4 of 4  finished" in console.export_text()
+
+
+def test_files_are_read_again_only_once_they_have_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reads, looks = a_run(tmp_path / "a"), [], iter(range(4))
+    read = module.RunRecord.read
+    monkeypatch.setattr(module.RunRecord, "read", lambda path: reads.append(path) or read(path))
+
+    def sleep(_: float) -> None:
+        look = next(looks)
+        if look == 1:
+            with (folder / "samples.jsonl").open("a") as file:
+                file.write('{"step": 3, "prompt": "2 + 2", "response": "a new answer"}\n')
+        if look == 3:
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 4, "reward/mean": 1.0}\n')
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    console = Console(force_terminal=True, width=120, record=True)
+    watch(folder, once=False, every_seconds=0.5, console=console)
+    assert len(reads) == 3, "at the start, with the answer, with the last step"
+    assert "a new answer" in console.export_text()

@@ -40,11 +40,10 @@ for (const place of document.querySelectorAll(".samples")) {
     const key = value("colour"), top = key && strongest(key);
     for (const row of found.slice(shown, shown + PAGE)) {
       const card = make("article"), facts = make("p", "facts");
-      const known = { run: value("run") === "" ? row.run : undefined, step: row.step, ...row };
       const hide = new Set(["prompt", "response", "answer", "rewards", "per_token"]);
-      if (!form.elements.run) hide.add("run");
-      for (const [name, each] of Object.entries(known)) {
-        if (hide.has(name) || each === undefined || each === null) continue;
+      if (!form.elements.run || value("run")) hide.add("run"); // Then all are of one run.
+      for (const [name, each] of Object.entries(row)) {
+        if (hide.has(name) || each === null) continue;
         facts.append(make("span", "", `${name.replaceAll("_", " ")} `), make("b", "", format(each)), " ");
       }
       for (const [name, each] of Object.entries(row.rewards ?? {})) {
