@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,12 @@ def numbers(trained: Any) -> list[dict[str, float]]:
 
 
 def test_cached_run_is_the_online_one_and_needs_no_second_model(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    online, first = run(cached=False), run()
+    online = run(cached=False)
+    capsys.readouterr()
+    first = run()
+    assert re.search(r"^rows scored by the reference (\d+)/\1$", capsys.readouterr().out, re.MULTILINE)
     for one, other in zip(numbers(online), numbers(first), strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
     assert online.session.engine.frozen.keys() == {"reference"}
@@ -55,6 +59,7 @@ def test_cached_run_is_the_online_one_and_needs_no_second_model(
         Engine, "_role", lambda self, *args, **keys: built.append(keys) or role(self, *args, **keys)
     )
     assert numbers(run()) == numbers(first)
+    assert "rows scored" not in capsys.readouterr().out
     assert files(tmp_path) == {name}
     assert len(built) == 1, "the policy alone"
 

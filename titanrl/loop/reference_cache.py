@@ -16,6 +16,7 @@ from titanrl.errors import ConfigError
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble_fixed
 from titanrl.ops.prefix import trained_lengths
+from titanrl.report.progress import counting
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -41,6 +42,8 @@ class ReferenceCache:
     feeds: Sequence[tuple[DataFeed, int | None]]
     """Sources and how many of their first examples are read; None: all."""
     path: Path
+    num_rows: int
+    """Rows that these are."""
     _logprobs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     """[T] float32, the rows' trained labels one after the other."""
     _places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
@@ -51,18 +54,25 @@ class ReferenceCache:
         """Whether nothing needs to be computed; the same on every rank."""
         return bool(exchange.agree(self.path.is_file()))
 
-    def fill(self, engine: Engine) -> None:
-        """Scores every row with the engine's reference and writes the file; a collective."""
+    def fill(self, engine: Engine, *, live: bool = True) -> None:
+        """Scores every row with the engine's reference and writes the file; a collective.
+
+        Args:
+            live: false shows how far it is in lines, on a terminal too.
+        """
         role, rank, degree = engine.frozen["reference"], engine.dp_rank, engine.dp_degree
         found: dict[bytes, torch.Tensor] = {}
-        for batch in _batches(self.feeds):
-            rows = exchange.share(batch, rank, degree)
-            scored = role.score(rows)["logprob"]
-            own = [
-                (digest, values[mask])
-                for digest, values, mask in zip(_digests(rows), scored, rows["loss_mask"], strict=True)
-            ]
-            found.update(exchange.gather_objects(own, engine.dp_group, degree))
+        shown = counting("rows scored by the reference", self.num_rows, enabled=engine.rank == 0, live=live)
+        with shown as advance:
+            for batch in _batches(self.feeds):
+                rows = exchange.share(batch, rank, degree)
+                scored = role.score(rows)["logprob"]
+                own = [
+                    (digest, values[mask])
+                    for digest, values, mask in zip(_digests(rows), scored, rows["loss_mask"], strict=True)
+                ]
+                found.update(exchange.gather_objects(own, engine.dp_group, degree))
+                advance(len(batch))
         if engine.rank == 0:
             self._write(found)
         exchange.agree(None)  # Nobody reads before the file is whole.
@@ -114,14 +124,15 @@ def reference_cache(
     feeds: list[tuple[DataFeed, int | None]] = [(feed, None)]
     if held_out is not None and evaluation is not None:
         feeds.append((held_out, evaluation.num_prompts))
-    key = hashlib.sha256()
+    key, num_rows = hashlib.sha256(), 0
     for batch in _batches(feeds):
+        num_rows += len(batch)
         for digest in _digests(batch):
             key.update(digest)
     folder = Path(reference.path or experiment.model.path)
     precision = [reference.dtype, experiment.training.mixed_precision_param]
     key.update(json.dumps([exchange.agree(_weights_digest(folder)), *precision]).encode())
-    return ReferenceCache(feeds, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors")
+    return ReferenceCache(feeds, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors", num_rows)
 
 
 def _batches(feeds: Sequence[tuple[DataFeed, int | None]]) -> Iterator[TensorDict]:

@@ -143,7 +143,7 @@ def open_session(
     engine = Engine(config, state=state, checkpoints=folder / "checkpoints")
     if cache is not None:
         if "reference" in engine.frozen:
-            cache.fill(engine)
+            cache.fill(engine, live=experiment.report.progress)
             del engine.frozen["reference"]
         cache.load()
     if resume:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["StepView", "clock"]
+__all__ = ["StepView", "clock", "counting"]
 
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -29,6 +30,10 @@ SHOWN = (
     ("eval loss", "eval/loss", "{:.4f}"),
 )
 """What the view shows of a step, as far as the run has it."""
+
+
+LINES = 10
+"""Lines that say how far a count has come, on a plain stream."""
 
 
 class StepView:
@@ -54,11 +59,8 @@ class StepView:
         self._start, self._began = start, time.monotonic()
         self._last: dict[str, float] = {}
         self._spent: dict[str, float] = {}
-        self._bar = Progress(
-            TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"), console=self.console,
-        )  # fmt: skip
-        self._task = self._bar.add_task("train", total=steps, completed=start, left="")
+        self._bar = _bar(self.console)
+        self._task = self._bar.add_task("step", total=steps, completed=start, left="")
         self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
@@ -119,6 +121,50 @@ class StepView:
         total = sum(self._spent.values()) or 1.0
         split = "  ".join(f"[dim]{stage}[/] {spent / total:.0%}" for stage, spent in self._spent.items())
         return Group(self._bar, numbers, split)
+
+
+@contextmanager
+def counting(
+    what: str, total: int, *, enabled: bool = True, live: bool = True, console: Console | None = None
+) -> Iterator[Callable[[int], None]]:
+    """Yields what is to be told how many more are done; shows how far that is, on a plain stream in lines.
+
+    Args:
+        what: is counted, in words. total: of them. enabled: false on all ranks but the first.
+        live: false prints lines on a terminal too.
+    """
+    console = console or Console()
+    if not enabled:
+        yield lambda count: None
+    elif live and console.is_terminal:
+        with _bar(console) as bar:
+            task, began = bar.add_task(what, total=total, left=""), time.monotonic()
+
+            def show(count: int) -> None:
+                bar.advance(task, count)
+                done = bar.tasks[0].completed
+                left = (time.monotonic() - began) / max(done, 1) * (total - done)
+                bar.update(task, left=f"{clock(left)} left")
+
+            yield show
+    else:
+        done, lines = 0, 0
+
+        def say(count: int) -> None:
+            nonlocal done, lines
+            done += count
+            if done * LINES // max(total, 1) > lines:
+                lines = done * LINES // max(total, 1)
+                console.print(f"{what} {done}/{total}", soft_wrap=True, highlight=False)
+
+        yield say
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"), console=console,
+    )  # fmt: skip
 
 
 def clock(seconds: float) -> str:
