@@ -34,7 +34,12 @@ def check(
     overrides: SET = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
     data: Annotated[
-        bool, typer.Option("--data", help="Also read all of [data]: bad rows, long rows, a histogram.")
+        bool,
+        typer.Option(
+            "--data",
+            help="Also read all examples: bad and long rows, a histogram, how many of the held-out ones are "
+            "different, and whether training has them too.",
+        ),
     ] = False,
 ) -> None:
     """Find every mistake of experiment and ablation files without loading a model."""

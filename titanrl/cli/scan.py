@@ -11,7 +11,7 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
-from titanrl.errors import ConfigError
+from titanrl.cli.held_out import compare
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -24,21 +24,28 @@ BINS = 12
 
 
 def scan_data(experiment: Experiment, console: Console) -> int:
-    """Reads and tokenizes all of [data] and [evaluation.data], shows what they hold; loads no model.
+    """Reads all of [data] or [prompts] and what is held out, shows what they hold; loads no model.
 
     Returns:
         How many examples cannot be trained on.
 
     Raises:
-        ConfigError: the experiment has no data, or it cannot be opened.
+        ConfigError: a source cannot be opened.
     """
+    bad = 0 if experiment.data is None else _scan(experiment, console)
+    for found in compare(experiment):
+        style = "yellow" if found.trained_on else None
+        console.print(str(found), style=style, markup=False, highlight=False, soft_wrap=True)
+    return bad
+
+
+def _scan(experiment: Experiment, console: Console) -> int:
+    """Reads and tokenizes all of [data] and [evaluation.data]; returns how many examples are bad."""
     from titanrl.loop.data_feed import open_data
     from titanrl.loop.tokens import Tokens
 
     evaluation = experiment.evaluation
     sources = {"data": experiment.data, "evaluation.data": None if evaluation is None else evaluation.data}
-    if experiment.data is None:
-        raise ConfigError("--data reads [data], which this experiment has not; leave the option out.")
     tokens = Tokens(experiment.model.path, experiment.model.chat_template)
     feeds = [
         (table, open_data(experiment, settings, tokens, table=table))

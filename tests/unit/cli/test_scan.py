@@ -70,10 +70,38 @@ def test_data_that_can_be_trained_on_is_right(supervised: Path, tmp_path: Path) 
     assert "rows.jsonl:" not in result.output
 
 
-def test_experiment_without_data_has_none_to_read(file: Path) -> None:
-    result = titanrl("check", file, "--data")
-    assert result.exit_code == 2
-    assert "--data reads [data], which this experiment has not; leave the option out." in result.output
+def prompts(path: Path, *asked: str, system: str = "") -> None:
+    first = [{"role": "system", "content": system}] if system else []
+    chats = [[*first, {"role": "user", "content": each}] for each in asked]
+    path.write_text("\n".join(json.dumps({"messages": each, "answer": "4"}) for each in chats))
+
+
+def test_held_out_prompts_are_counted_once_and_looked_for_in_training(file: Path, tmp_path: Path) -> None:
+    prompts(tmp_path / "train.jsonl", "1 + 1", "1 + 2", "1 + 3", "1 + 3")
+    prompts(tmp_path / "held_out.jsonl", "2 + 2", "1 + 3", "2 + 2", "never asked: 1 + 2", system="Be brief.")
+    sources = [f"{{name='jsonl', path='{tmp_path}/{name}.jsonl'}}" for name in ("train", "held_out")]
+    evaluation = f"evaluation={{num_prompts=3, prompts={sources[1]}}}"
+    overrides = ["--set", f"prompts={sources[0]}", "--set", evaluation]
+    result = titanrl("check", file, "--data", *overrides)
+    assert result.exit_code == 0, result.output
+    found = "[evaluation.prompts] 3 examples, 2 different, 1 of them among the 4 of [prompts]."
+    assert found in result.output
+    prompts(tmp_path / "train.jsonl", "1 + 1")
+    assert (
+        "2 different, none of them among the 1 of [prompts]."
+        in titanrl("check", file, "--data", *overrides).output
+    )
+
+
+def test_held_out_rows_are_looked_for_in_the_rows_of_training(supervised: Path, tmp_path: Path) -> None:
+    good = (tmp_path / "rows.jsonl").read_text().splitlines()[0]
+    (tmp_path / "rows.jsonl").write_text(f"{good}\n{good}")
+    other = good.replace('"q"', '"another"')
+    (tmp_path / "held_out.jsonl").write_text("\n".join([good, other, good.replace("yes", "no")]))
+    source = f"{{name='dataset', format='messages', path='{tmp_path}/held_out.jsonl'}}"
+    result = titanrl("check", supervised, "--data", "--set", f"evaluation={{num_prompts=3, data={source}}}")
+    assert result.exit_code == 0, result.output
+    assert "[evaluation.data] 3 examples, 2 different, 1 of them among the 2 of [data]." in result.output
 
 
 def test_histogram_has_round_bins_and_every_row_in_one() -> None:
