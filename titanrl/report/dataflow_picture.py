@@ -13,8 +13,9 @@ from titanrl.schema import key_name
 
 __all__ = ["dataflow_picture"]
 
-LEFT, TOP, COLUMN, ROW = 168, 150, 62, 21
-"""Widths of the keys' names and of an actor; heights of the actors' names and of a key; pixels."""
+LETTER, LEFT, TOP, COLUMN, ROW = 7.5, 168, 150, 62, 21
+"""Widths of a letter of the keys' names, of these names at least, and of an actor; heights of the actors'
+names and of a key; pixels."""
 
 
 class Lane(NamedTuple):
@@ -33,8 +34,10 @@ def dataflow_picture(flow: Sequence[Flow]) -> Markup:
 
     A full dot writes the key, a ring reads it.
     """
-    columns = [LEFT + COLUMN * i + COLUMN // 2 for i in range(len(flow))]
     keys = list(dict.fromkeys(key for actor in flow for key in (*actor.writes, *actor.reads)))
+    # The first dot has half a column between itself and the longest name.
+    left = max(LEFT, *(int(LETTER * len(key_name(key))) for key in keys))
+    columns = [left + COLUMN * i + COLUMN // 2 for i in range(len(flow))]
     lanes = []
     for number, key in enumerate(keys):
         writes = [x for x, actor in zip(columns, flow, strict=True) if key in actor.writes]
@@ -49,5 +52,5 @@ def dataflow_picture(flow: Sequence[Flow]) -> Markup:
     return render(
         "dataflow.svg", lanes=lanes, stages=stages, top=TOP,
         actors=[(x, actor.actor) for x, actor in zip(columns, flow, strict=True)],
-        width=LEFT + COLUMN * len(flow) + 96, height=TOP + 34 + ROW * len(keys),
+        width=left + COLUMN * len(flow) + 96, height=TOP + 34 + ROW * len(keys),
     )  # fmt: skip

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from titanrl.dataflow import Flow
+from titanrl.report.dataflow_picture import dataflow_picture
 from titanrl.report.html import number, script_json
 from titanrl.report.jsonl import JsonLines
 from titanrl.report.panels import groups, other_panels
 from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
+from titanrl.schema import key_name
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FILE = """
@@ -163,6 +166,14 @@ def test_numbers_of_tables_are_short() -> None:
     ]  # fmt: skip
 
 
+def test_long_names_of_keys_end_before_the_first_actor() -> None:
+    key = ("rewards", "language_consistency_of_the_answer")
+    flow = [Flow("score", "reward", "reward.0", (), (key,)), Flow("score", "weighted sum", "", (key,))]
+    picture = dataflow_picture(flow)
+    (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture))
+    assert first - 5 > 7.3 * len(key_name(key))  # a letter of 12 pixels, 7.2 wide
+
+
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [1400, 500])
 def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> None:
@@ -181,11 +192,14 @@ def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> 
           form.dispatchEvent(new Event("input"));
           return document.querySelectorAll(".samples article").length;
         };
+        const named = () => document.querySelector(".samples .facts").textContent.includes("run ");
+        const before = named();
         document.querySelector(".legend button[data-name=b]").click();
         const lines = Bokeh.documents.flatMap((each) => each.roots()).flatMap((each) => each.renderers ?? []);
         document.body.dataset.probe = JSON.stringify({
           faults, figures: all.length, drawn: drawn.length, spill: document.body.scrollWidth - innerWidth,
           articles: [set("first", 2), set("run", "a"), set("low", 0.6), set("ending", "stop")],
+          named: [before, named()],
           coloured: document.querySelectorAll(".samples pre span[style]").length,
           hidden: lines.filter((each) => each.name === "b").map((each) => each.visible),
         });
@@ -205,5 +219,6 @@ def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> 
     assert seen["figures"] == seen["drawn"] >= 5
     assert seen["spill"] <= 0
     assert seen["articles"] == [4, 2, 1, 1]
+    assert seen["named"] == [True, False], "of one chosen run its name says nothing"
     assert seen["coloured"] == 2
     assert set(seen["hidden"]) == {False}
