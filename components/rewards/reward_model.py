@@ -29,8 +29,8 @@ class RewardModel:
     """Returns ``(s - mean) / std``, s the score of a reward model at the row's last trainable token.
 
     The model reads the token ids of prompt and answer as they are, up to the last trainable one, as it did
-    in training: so it needs the policy's tokenizer. With `path` every rank holds a frozen copy of the model
-    on its own device and scores its own rows. With `url` a server does, `titanrl serve-reward`: for models
+    in training: so it needs the policy's tokenizer. With `path` every rank with rows of its own holds a
+    frozen copy of the model on its device. With `url` a server scores, `titanrl serve-reward`: for models
     that do not fit beside the policy. A row without trainable token fails.
 
     A model of several heads gives their weighted sum.

@@ -152,6 +152,11 @@ class Engine:
         return self._mesh.dp_group
 
     @property
+    def row_groups(self) -> list[dist.ProcessGroup]:
+        """Over which ranks with the same rows reach each other, axis by axis; none where each has its own."""
+        return self._mesh.row_groups
+
+    @property
     def tensor_parallel_degree(self) -> int:
         return int(self._mesh.dims.tp)
 

@@ -49,6 +49,12 @@ class Mesh:
         return int(self.dims.dp_replicate * self.dims.dp_shard) == 1
 
     @property
+    def row_groups(self) -> list[dist.ProcessGroup]:
+        """Over which ranks with the same rows reach each other, axis by axis."""
+        meshes = [self.dims.get_optional_mesh(axis) for axis in ("pp", "tp")]
+        return [mesh.get_group() for mesh in meshes if mesh is not None]
+
+    @property
     def pp_group(self) -> dist.ProcessGroup | None:
         mesh = self.dims.get_optional_mesh("pp")
         return None if mesh is None else mesh.get_group()

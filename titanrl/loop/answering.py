@@ -115,7 +115,9 @@ def judged_answers(
     if kept:
         local = [rows[number] for number in kept]
         batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scores, failures = score_rewards(batch, host.experiment.reward)
+        scores, failures = exchange.from_first(
+            host.engine.row_groups, lambda: score_rewards(batch, host.experiment.reward)
+        )
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
             answer = Answer(

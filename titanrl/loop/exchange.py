@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from titanrl.errors import TrainingError
 from titanrl.loop.buffer import trim
 from titanrl.ops.bins import balance
 from titanrl.ops.prefix import group_tokens
 
-__all__ = ["agree", "gather", "gather_objects", "share", "total"]
+__all__ = ["agree", "from_first", "gather", "gather_objects", "share", "total"]
+
+T = TypeVar("T")
 
 
 def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> TensorDict:
@@ -69,6 +72,37 @@ def agree(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def from_first(groups: Sequence[dist.ProcessGroup], ask: Callable[[], T]) -> T:
+    """Returns on every rank what ``ask`` returns on the first of those that hold the same rows.
+
+    So a server is asked once, and what is random or late is the same for all of them.
+
+    Args:
+        groups: over which these ranks reach each other, axis by axis; none: this rank has rows of its own.
+        ask: returns something small.
+
+    Raises:
+        TrainingError: ``ask`` raised on the first rank, which raises that itself.
+    """
+    if not groups:
+        return ask()
+    found, error = None, None
+    if all(dist.get_rank(group) == 0 for group in groups):
+        try:
+            found = ask()
+        except Exception as raised:
+            error = raised
+    box: list[Any] = [(found, None if error is None else f"{type(error).__name__}: {error}")]
+    for group in groups:
+        dist.broadcast_object_list(box, group=group, group_src=0)
+    if error is not None:
+        raise error
+    found, reason = box[0]
+    if reason is not None:
+        raise TrainingError(reason)
+    return found  # type: ignore[no-any-return]
 
 
 def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:

@@ -6,7 +6,7 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from titanrl.protocols import RewardFunction
 
-__all__ = ["RewardTerm", "score_rewards"]
+__all__ = ["RewardTerm", "Scored", "score_rewards"]
+
+Scored: TypeAlias = tuple[dict[str | tuple[str, ...], torch.Tensor], dict[str, float]]
+"""Batch keys of rewards and their scores [N], and failures by metric name."""
 
 
 class RewardTerm(Protocol):
@@ -35,9 +38,7 @@ class RewardTerm(Protocol):
     def deadline_seconds(self) -> float | None: ...
 
 
-def score_rewards(
-    batch: TensorDict, rewards: Sequence[RewardTerm]
-) -> tuple[dict[str | tuple[str, ...], torch.Tensor], dict[str, float]]:
+def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     """Returns ``{("rewards", label): [N], "reward": [N]}``, float32 and finite, and failures by metric name.
 
     ``reward = sum_k weight_k r_k``; the others are unweighted. A function that raises (BaseException too),

@@ -15,7 +15,9 @@ from titanrl.loop.sample_rows import sample_rows
 from titanrl.loop.stages import batch_metrics, sample, score
 from titanrl.protocols import PromptRow, Sample
 
-ALONE = SimpleNamespace(rank=0, world_size=1, dp_rank=0, dp_degree=1, dp_group=None, tensor_parallel_degree=1)
+ALONE = SimpleNamespace(
+    rank=0, world_size=1, dp_rank=0, dp_degree=1, dp_group=None, row_groups=[], tensor_parallel_degree=1
+)
 """An engine of one process, as far as sampling asks it."""
 
 

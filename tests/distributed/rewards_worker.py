@@ -1,0 +1,82 @@
+"""Judges the answers of ranks that share a model by a reward that says each time something else.
+
+Usage: rewards_worker.py FOLDER, which holds cases.json ({mesh: overrides}), grpo.toml, and gets rank-<r>.pt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import titanrl.engine
+from titanrl import register
+from titanrl.config import load
+from titanrl.errors import TrainingError
+from titanrl.loop.answering import judged_answers
+from titanrl.loop.prompts import training_prompts
+from titanrl.loop.session import open_session
+from titanrl.loop.stages import sample, score
+
+ASKED: list[int] = []
+"""How many rows this rank's reward has been asked about, time by time."""
+
+
+@register("reward", "moody")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moody:
+    """Returns noise that no seed repeats, until it fails."""
+
+    patience: int = 1_000
+    """After so many questions it raises."""
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        return torch.tensor(self.scores(batch))
+
+    def scores(self, batch: TensorDict) -> list[float]:
+        ASKED.append(len(batch))
+        if len(ASKED) > self.patience:
+            raise TrainingError("the judge is gone")
+        return [random.SystemRandom().random() for _ in range(len(batch))]
+
+
+def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Returns what this rank learnt of three times two prompts with two answers each, of which the last time
+    fails, and how often its own reward was asked."""
+    ASKED.clear()
+    with closing(
+        open_session(load(folder / "grpo.toml", overrides), folder, training_prompts, resume=False)
+    ) as session:
+        session.sampler.load(session.engine.weights(), version=0)
+        rows = session.feed.take(2, 2)
+        batch, _ = sample(session, rows, 0)
+        scored, _ = score(session, batch)
+        judged = judged_answers(session, rows, step=0, seed=0)
+        try:
+            score(session, batch)
+        except TrainingError as error:
+            failure = str(error)
+        return {
+            "rewards": scored["reward"],
+            "judged": torch.tensor([answer.reward for answer in judged.answers]),
+            "groups": scored["group_id"],
+            "failure": failure,
+            "asked": list(ASKED),
+        }
+
+
+if __name__ == "__main__":
+    titanrl.engine.set_threads = lambda: torch.set_num_threads(1) or 1
+    folder = Path(sys.argv[1])
+    cases = json.loads((folder / "cases.json").read_text())
+    found = {mesh: run(folder, overrides) for mesh, overrides in cases.items()}
+    torch.save(found, folder / f"rank-{int(os.environ['RANK'])}.pt")
+    torch.distributed.destroy_process_group()
