@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
 from titanrl.registry import name_of
 
-if TYPE_CHECKING:
-    from titanrl.models.memory import Need
-
-__all__ = ["memory", "verified", "verify"]
+__all__ = ["verified", "verify"]
 
 
 def verified(file: Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Experiment:
@@ -48,39 +45,6 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_observers(experiment),
         *_meshes(experiment, world_size),
     ]
-
-
-def memory(experiment: Experiment, world_size: int) -> list[Need]:
-    """Returns the memory that the fullest of ``world_size`` ranks needs, part by part, without the sampler's.
-
-    Args:
-        experiment: one that ``verify`` finds nothing wrong with.
-    """
-    from titanrl.models.hf_config import HFConfig
-    from titanrl.models.memory import Model, needs
-
-    training, critic = experiment.training, experiment.critic
-    trained = {"policy": (experiment.model.path, experiment.optimizer)}
-    if critic is not None:
-        trained["critic"] = (critic.path or experiment.model.path, critic.optimizer)
-    models = [
-        Model(
-            name=name,
-            config=HFConfig.read(path),
-            is_value_model=name == "critic" or experiment.model.head == "value",
-            dtype=training.dtype,
-            optimizer=optimizer,
-        )
-        for name, (path, optimizer) in trained.items()
-    ]
-    for name in ("reference", "teacher"):
-        table = getattr(experiment, name)
-        if table is not None:
-            config = HFConfig.read(table.path or experiment.model.path)
-            models.append(
-                Model(name=name, config=config, is_value_model=False, dtype=table.dtype, optimizer=None)
-            )
-    return needs(models, experiment.parallelism, training, experiment.activation_checkpoint, world_size)
 
 
 def _folders(experiment: Experiment) -> dict[str, str]:

@@ -52,6 +52,9 @@ class RewardModel:
     """Precision of the model's weights and computation; omitted: float32. With path only."""
     batch_tokens: int | None = None
     """Tokens that go through the model at a time, padding included, >= 1; omitted: 8192. With path only."""
+    offload: bool | None = None
+    """Whether the weights wait in CPU memory and come to the GPU only while answers are scored; on a CPU they
+    are there anyway; omitted: false. With path only."""
     deadline_seconds: float | None = None
     """Longest wait for the server's answer to a batch, with all tries, seconds, > 0; omitted: 60. With url
     only."""
@@ -63,7 +66,7 @@ class RewardModel:
             raise ValueError(f"path or url must be given, got {got}; say where the reward model is.")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}.")
-        unused = ("dtype", "batch_tokens") if self.path is None else ("deadline_seconds",)
+        unused = ("dtype", "batch_tokens", "offload") if self.path is None else ("deadline_seconds",)
         for key in unused:
             if getattr(self, key) is not None:
                 given = "url" if self.path is None else "path"
@@ -127,7 +130,8 @@ class RewardModel:
     def _asked(self, rows: list[list[int]]) -> tuple[Sequence[str], list[list[float]]]:
         """Returns the names of the heads, and what they give to each row."""
         if self.path is not None:
-            model = scorer(self.path, self.dtype or "float32", self.batch_tokens or BATCH_TOKENS)
+            tokens = self.batch_tokens or BATCH_TOKENS
+            model = scorer(self.path, self.dtype or "float32", tokens, bool(self.offload))
             return model.facts.heads, model(rows)
         answer = self._ask("score", {"input_ids": rows}, self.deadline_seconds or DEADLINE_SECONDS)
         try:

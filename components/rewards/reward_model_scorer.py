@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from titanrl.errors import ConfigError
 
-__all__ = ["BATCH_TOKENS", "ModelFacts", "Scorer", "facts_of", "fingerprint", "scorer"]
+__all__ = ["BATCH_TOKENS", "ModelFacts", "Scorer", "facts_of", "fingerprint", "num_parameters", "scorer"]
 
 BATCH_TOKENS = 8192
 """Tokens that go through a model at a time, unless another number is given."""
@@ -61,6 +62,17 @@ def facts_of(folder: str | Path) -> ModelFacts:
     )
 
 
+def num_parameters(folder: str | Path) -> int:
+    """Returns how many numbers the safetensors of a model folder hold."""
+    count = 0
+    for path in Path(folder).glob("*.safetensors"):
+        # By hand: safetensors' own reader imports numpy, which takes longer than all of this.
+        with path.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        count += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    return count
+
+
 def fingerprint(vocabulary: dict[str, int]) -> str:
     """Returns a digest of token -> id that two vocabularies share iff they are equal."""
     text = json.dumps(sorted(vocabulary.items(), key=lambda each: each[1]), ensure_ascii=True)
@@ -73,10 +85,18 @@ class Scorer:
     Rows of similar length go through it together, so little is padded.
     """
 
-    def __init__(self, folder: str, *, dtype: str = "float32", batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        dtype: str = "float32",
+        batch_tokens: int = BATCH_TOKENS,
+        offload: bool = False,
+    ) -> None:
         """Args:
             dtype: of weights and computation, a name of torch's. batch_tokens: most tokens of a batch,
-                padding included; a longer row goes alone.
+                padding included; a longer row goes alone. offload: whether the weights wait in CPU memory
+                between two calls.
 
         Raises:
             ConfigError: see ``facts_of``; a head that is no plain matrix.
@@ -89,7 +109,8 @@ class Scorer:
         model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, dtype))
         if getattr(getattr(model, "score", None), "weight", None) is None:
             raise ConfigError(f"reward model '{folder}' has no head `score`; choose a decoder-only one.")
-        self._model = model.eval().requires_grad_(False).to(self._device)
+        model.to("cpu" if offload else self._device)
+        self._model = model.eval().requires_grad_(False)
         self._batch_tokens = batch_tokens
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -99,8 +120,14 @@ class Scorer:
             rows: token ids, >= 1 each.
         """
         scores: list[list[float]] = [[] for _ in rows]
+        body = self._model.base_model
+        # Copies of what waits elsewhere; they are dropped afterwards, as weights do not change.
+        weights = {
+            name: tensor.to(self._device)
+            for name, tensor in (*body.named_parameters(), *body.named_buffers())
+        }
         for numbers in self._batches(rows):
-            found = self._score([rows[number] for number in numbers])
+            found = self._score([rows[number] for number in numbers], weights)
             for number, score in zip(numbers, found, strict=True):
                 scores[number] = score
         return scores
@@ -116,7 +143,7 @@ class Scorer:
         if batch:
             yield batch
 
-    def _score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    def _score(self, rows: Sequence[Sequence[int]], weights: dict[str, torch.Tensor]) -> list[list[float]]:
         ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for index, row in enumerate(rows):
@@ -124,15 +151,22 @@ class Scorer:
         # Not the model's own choice of the last token: that takes an end token for padding.
         last = (mask.sum(1) - 1).to(self._device)
         with torch.inference_mode():
-            body = self._model.base_model(
-                input_ids=ids.to(self._device), attention_mask=mask.to(self._device), use_cache=False
+            body = torch.func.functional_call(
+                self._model.base_model,
+                weights,
+                kwargs={
+                    "input_ids": ids.to(self._device),
+                    "attention_mask": mask.to(self._device),
+                    "use_cache": False,
+                },
             )
+            head = self._model.score.weight.to(self._device)
             hidden = body.last_hidden_state[torch.arange(len(rows), device=self._device), last]
-            scores: list[list[float]] = (hidden.float() @ self._model.score.weight.float().T).tolist()
+            scores: list[list[float]] = (hidden.float() @ head.float().T).tolist()
         return scores
 
 
 @cache
-def scorer(folder: str, dtype: str, batch_tokens: int) -> Scorer:
+def scorer(folder: str, dtype: str, batch_tokens: int, offload: bool) -> Scorer:
     """Returns the one scorer of its kind in this process."""
-    return Scorer(folder, dtype=dtype, batch_tokens=batch_tokens)
+    return Scorer(folder, dtype=dtype, batch_tokens=batch_tokens, offload=offload)

@@ -114,7 +114,10 @@ def test_components_are_imported_by_their_titanrl_name() -> None:
 
 
 def test_command_line_starts_light() -> None:
-    light = [f"titanrl/{name}.py" for name in (*LIGHT, "dataflow", "deadline", "deadline_worker", "verify")]
+    light = [
+        f"titanrl/{name}.py"
+        for name in (*LIGHT, "dataflow", "deadline", "deadline_worker", "needed_memory", "verify")
+    ]
     folders = ("titanrl/config/", "titanrl/cli/", "titanrl/protocols/")
     found = [item for item in SHIPPED if item.file in light or item.file.startswith(folders)]
     assert wrong([item for item in found if item.top and under(item.module, *HEAVY)]) == []

@@ -18,8 +18,9 @@ from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
+from titanrl.needed_memory import memory
 from titanrl.schema import STAGES, key_name
-from titanrl.verify import memory, verified
+from titanrl.verify import verified
 
 if TYPE_CHECKING:
     from titanrl.models.memory import Need
@@ -71,10 +72,19 @@ def check(
 
 def _memory(needs: Sequence[Need], world_size: int) -> str:
     """Returns what a rank needs in words: the sum, and the parts from the largest down."""
-    parts = [f"{need.name} {_size(need.size)}" for need in sorted(needs, key=lambda need: -need.size)]
     rank = "the process" if world_size == 1 else f"the fullest of {world_size} ranks"
-    total = _size(sum(need.size for need in needs))
-    return f"  {rank} needs about {total}, without the sampler: {', '.join(parts)}"
+    device = [need for need in needs if not need.is_on_host]
+    host = [need for need in needs if need.is_on_host]
+    text = f"  {rank} needs about {_sum(device)}, without the sampler: {_parts(device)}"
+    return text + (f"; offloaded to CPU memory, {_sum(host)}: {_parts(host)}" if host else "")
+
+
+def _sum(needs: Sequence[Need]) -> str:
+    return _size(sum(need.size for need in needs))
+
+
+def _parts(needs: Sequence[Need]) -> str:
+    return ", ".join(f"{need.name} {_size(need.size)}" for need in sorted(needs, key=lambda each: -each.size))
 
 
 def _size(count: int) -> str:

@@ -88,6 +88,9 @@ class Reference:
     """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
+    offload: bool = False
+    """Whether its weights wait in CPU memory and come to the GPU only while it is scored; on a CPU they are
+    there anyway."""
     cache: str | None = None
     """Folder, seen by all ranks, of log-probs on [data]: computed once before training, found again by later
     runs, and then the model takes no memory in training. Omitted: computed in each step."""
@@ -101,6 +104,8 @@ class Teacher:
     """Hugging Face folder: of any size, with the policy's vocabulary and tokenizer."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
+    offload: bool = False
+    """As that of [reference]: whether its weights wait in CPU memory while it is not scored."""
     top_k: int | None = None
     """Likeliest tokens of each trained position whose log-probs it gives (K), >= 1; given iff a loss reads
     ``candidate_ids``. Each costs 12 bytes of memory a position, on every rank."""

@@ -17,11 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.models.common.moe import MoE
-from torchtitan.models.common.rope import RoPE
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
+from titanrl.engine.allocate import allocate
 from titanrl.engine.attention import attention_config
 from titanrl.engine.head import Head, TokenHead
 from titanrl.engine.mesh import Mesh
@@ -32,7 +31,7 @@ from titanrl.models.hf_config import HFConfig
 from titanrl.models.mesh_checks import model_problems
 from titanrl.models.spec import model_spec, set_sharding
 
-__all__ = ["Model", "build_model", "fill_buffers"]
+__all__ = ["Model", "build_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +91,7 @@ def build_model(
     heads: Mapping[str, float] | None = None,
     dtype: str | None = None,
     trainable: bool = True,
+    offload: bool = False,
 ) -> Model:
     """Returns the model of ``folder`` with its weights, wrapped by FSDP2 at every degree.
 
@@ -103,6 +103,8 @@ def build_model(
         heads: names and weights of several scalar heads; None: there is one.
         dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
             mixed_precision_param.
+        offload: whether the parameters lie in pinned CPU memory, from where FSDP2 copies them to the device
+            to gather them; needs a GPU.
 
     Raises:
         ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
@@ -156,7 +158,9 @@ def build_model(
     options = {
         "parallel_dims": mesh.dims,
         "training": TrainingConfig(
-            seq_len=training.seq_len, mixed_precision_param=training.mixed_precision_param
+            seq_len=training.seq_len,
+            mixed_precision_param=training.mixed_precision_param,
+            enable_cpu_offload=offload,
         ),
         "parallelism": mesh.parallelism,
         "compile_config": CompileConfig(
@@ -190,7 +194,7 @@ def build_model(
     else:
         model.parts = [spec.parallelize_fn(whole, **options)]
     for part in model.parts:
-        _allocate(part, mesh.device)
+        allocate(part, mesh.device, offload=offload)
         if pipelined:
             part._skip_lm_head = True
     for module in model.fsdp_modules():
@@ -205,28 +209,6 @@ def build_model(
 
 def _no_loss(*_: Any) -> Any:
     raise AssertionError("the schedule that TorchTitan built only brings the stages")
-
-
-def _allocate(part: Decoder, device: torch.device) -> None:
-    """Gives a part built on meta its memory; parameters are left unset."""
-    part.to_empty(device=device)
-    if part.enable_weight_tying:
-        # to_empty makes one parameter of each; the same line as in Decoder.init_states.
-        part.tok_embeddings.weight = part.lm_head.weight
-    fill_buffers(part, device)
-
-
-def fill_buffers(part: Decoder, device: torch.device) -> None:
-    """Fills what no file holds: the rotary tables, which are computed, and the experts' counts, 0."""
-    for module in part.modules():
-        if isinstance(module, MoE):
-            counts = torch.zeros_like(module.tokens_per_expert_E, device=device)
-            module.register_buffer("tokens_per_expert_E", counts, persistent=False)
-    ropes = [module for module in part.modules() if isinstance(module, RoPE)]
-    for rope in ropes[:1]:
-        rope.init_states(buffer_device=device)
-    for rope in ropes[1:]:
-        rope.cache = ropes[0].cache
 
 
 def _activation_checkpoint(table: ActivationCheckpoint) -> FullAC.Config | SelectiveAC.Config | None:

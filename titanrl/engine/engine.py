@@ -87,7 +87,13 @@ class Engine:
     def _frozen(self, model: FrozenModel) -> Role | Twin:
         """Returns a frozen model; one that is the policy at first is loaded when that has moved."""
         training = self._config.training
-        load = partial(self._role, model.path, frozen_dtype=model.dtype, top_k=model.top_k)
+        load = partial(
+            self._role,
+            model.path,
+            frozen_dtype=model.dtype,
+            top_k=model.top_k,
+            offload=model.offload and self.device.type != "cpu",
+        )
         is_same = model.path == self._config.model and self._config.head == "language" and not model.top_k
         # Weights are rounded to the compute precision anyway.
         if is_same and model.dtype in (training.dtype, training.mixed_precision_param):
@@ -102,6 +108,7 @@ class Engine:
         heads: Mapping[str, float] | None = None,
         frozen_dtype: str | None = None,
         top_k: int = 0,
+        offload: bool = False,
     ) -> Role:
         """Returns the model of ``folder``: trainable, or in ``frozen_dtype`` without gradients."""
         config = self._config
@@ -115,6 +122,7 @@ class Engine:
             heads=heads,
             dtype=frozen_dtype,
             trainable=frozen_dtype is None,
+            offload=offload,
         )
         return Role(
             model,

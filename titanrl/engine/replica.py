@@ -11,8 +11,9 @@ import torch
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.common.decoder import Decoder
 
+from titanrl.engine.allocate import fill_buffers
 from titanrl.engine.attention import attention_config
-from titanrl.engine.build import Model, fill_buffers
+from titanrl.engine.build import Model
 from titanrl.engine.head import TokenHead
 from titanrl.engine.mesh import Mesh
 from titanrl.engine.stream import parameters

@@ -32,6 +32,8 @@ class FrozenModel:
     """Precision of its weights in memory."""
     top_k: int = 0
     """Likeliest tokens of each trained position that it is scored for; a policy's head only."""
+    offload: bool = False
+    """Whether its weights wait in CPU memory for the passes that read them; without effect on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,13 @@ class EngineConfig:
         updates, warmup = loop.minibatches * loop.epochs, 0 if critic is None else critic.warmup_steps
         frozen = {}
         if reference is not None:
-            frozen["reference"] = FrozenModel(reference.path or experiment.model.path, reference.dtype)
+            frozen["reference"] = FrozenModel(
+                reference.path or experiment.model.path, reference.dtype, offload=reference.offload
+            )
         if teacher is not None:
-            frozen["teacher"] = FrozenModel(teacher.path, teacher.dtype, teacher.top_k or 0)
+            frozen["teacher"] = FrozenModel(
+                teacher.path, teacher.dtype, teacher.top_k or 0, offload=teacher.offload
+            )
         return cls(
             model=experiment.model.path,
             head=experiment.model.head,

@@ -24,6 +24,8 @@ class Need(NamedTuple):
 
     name: str
     size: int
+    is_on_host: bool = False
+    """Whether it lies in CPU memory where the rest is on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Model:
     """Precision of its weights."""
     optimizer: Optimizer | None
     """None: it is frozen."""
+    offload: bool = False
+    """Whether its weights wait in CPU memory."""
 
 
 def needs(
@@ -45,12 +49,17 @@ def needs(
     training: Training,
     checkpoint: ActivationCheckpoint,
     world_size: int,
+    passing: Sequence[Need] = (),
 ) -> list[Need]:
     """Returns what the fullest rank holds, at most; without a sampler's own weights, keys and values.
 
-    Weights, gradients and moments are counted exactly; gathered weights and activations by a rule.
+    Weights, gradients and moments are counted exactly; gathered weights and activations by a rule. An
+    offloaded model is gathered while the batch is scored, when there are no activations: the larger counts.
+
+    Args:
+        passing: what else is there only while the batch is scored.
     """
-    found = []
+    found, passing = [], list(passing)
     for model in models:
         stages = _stages(model, mesh)
         blocks = max(stages, key=lambda units: sum(units))
@@ -58,10 +67,11 @@ def needs(
         shards = _shards(mesh, world_size)
         size = -(-sum(blocks) // (cut * shards))
         weights, compute = BYTES[model.dtype], BYTES[training.mixed_precision_param]
-        found.append(Need(f"{model.name}: weights", size * weights))
+        found.append(Need(f"{model.name}: weights", size * weights, is_on_host=model.offload))
         whole = shards == 1
         gathered = sum(blocks) if whole else sum(sorted(blocks)[-PREFETCHED - 1 :])
-        found.append(Need(f"{model.name}: gathered weights", gathered // cut * compute))
+        need = Need(f"{model.name}: gathered weights", gathered // cut * compute)
+        (passing if model.offload else found).append(need)
         if model.optimizer is None:
             continue
         moments = 2 if model.optimizer.implementation == "fused_opt_states_bf16" else weights
@@ -69,7 +79,8 @@ def needs(
         found.append(Need(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments))
     trained = [model for model in models if model.optimizer is not None]
     sizes = [activations(model, mesh, training, checkpoint.mode) for model in trained]
-    return [*found, Need("activations", max(sizes, default=0))]
+    passing.append(Need("activations", max(sizes, default=0)))
+    return [*found, max(passing, key=lambda need: need.size)]
 
 
 def activations(model: Model, mesh: Parallelism, training: Training, mode: str) -> int:

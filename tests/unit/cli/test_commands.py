@@ -121,6 +121,15 @@ def test_check_without_nproc_takes_the_fewest_ranks_that_the_degrees_fit(file: P
     assert "expert_parallel_degree must divide the 4 ranks" in result.output
 
 
+def test_check_tells_what_lies_in_cpu_memory(file: Path) -> None:
+    here = titanrl("check", file).output
+    weights = here.partition("reference: weights ")[2].partition(",")[0].strip()
+    offloaded = titanrl("check", file, "--set", "reference.offload=true").output
+    assert "CPU memory" not in here
+    assert f"; offloaded to CPU memory, {weights}: reference: weights {weights}\n" in offloaded
+    assert offloaded.count("reference: weights") == 1
+
+
 @pytest.mark.parametrize(
     ("degrees", "ranks"),
     [

@@ -24,6 +24,7 @@ from titanrl.config.engine_tables import Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.errors import TrainingError
 from titanrl.models import tiny
+from titanrl.needed_memory import memory
 from titanrl.ops.sequence import at_last_trainable
 from titanrl.reward_server import Batcher, reward_app
 from titanrl.verify import verify
@@ -73,7 +74,7 @@ def test_scores_are_the_engines_values_at_the_last_trainable_token(folder: Path)
 def test_batches_hold_rows_of_like_length_within_the_tokens(folder: Path) -> None:
     scorer, seen = Scorer(str(folder), batch_tokens=12), []
 
-    def record(rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    def record(rows: Sequence[Sequence[int]], _: object) -> list[list[float]]:
         seen.append([len(row) for row in rows])
         return [[float(len(row))] for row in rows]
 
@@ -81,6 +82,35 @@ def test_batches_hold_rows_of_like_length_within_the_tokens(folder: Path) -> Non
     lengths = [3, 6, 4, 20, 3, 1]
     assert scorer([[7] * length for length in lengths]) == [[float(length)] for length in lengths]
     assert seen == [[20], [6, 4], [3, 3, 1]]
+
+
+def test_offloaded_model_scores_alike_and_its_weights_wait_on_the_host(folder: Path) -> None:
+    """Also after a call that fails: on the device ``meta`` no score can be read."""
+    batch = make_batch()
+    wanted = reward(path=str(folder)).scores(batch)
+    assert reward(path=str(folder), offload=True).scores(batch) == wanted
+    scorer, rows = Scorer(str(folder), offload=True), [[5, 6, 7], [8]]
+    first = scorer(rows)
+    scorer._device = torch.device("meta")
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        scorer(rows)
+    tensors = [*scorer._model.parameters(), *scorer._model.buffers()]
+    assert {each.device.type for each in tensors} == {"cpu"}
+    scorer._device = torch.device("cpu")
+    assert scorer(rows) == first
+
+
+def test_memory_of_a_reward_model_is_that_of_its_weights(folder: Path) -> None:
+    numbers = sum(each.numel() for each in Scorer(str(folder))._model.parameters())
+    tiny.create(folder.with_name("policy"))
+    for offload in (False, True):
+        table = (
+            f"[{{name='reward_model', path='{folder}', dtype='bfloat16', offload={str(offload).lower()}}}]"
+        )
+        changes = [f"reward={table}", f"model.path={folder.with_name('policy')}"]
+        found = {each.name: each for each in memory(load(EXPERIMENT, changes), 1)}
+        assert found["reward_model: weights"] == ("reward_model: weights", 2 * numbers, offload)
+        assert found["activations"].size > 2 * numbers
 
 
 def test_server_gives_the_same_scores_in_order_and_refuses_what_it_cannot_read(folder: Path) -> None:
