@@ -186,18 +186,6 @@ def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, 
             assert_near(mine, {key: value[here].float() for key, value in wanted.items()})
 
 
-@pytest.mark.parametrize(
-    ("processes", "mesh", "kind"), [case for case in CASES if case[2] not in MIXTURES[2]]
-)
-def test_weights_leave_a_mesh_one_by_one(results: Results, processes: int, mesh: str, kind: str) -> None:
-    """One is gathered, put in order and handed on while the last is still held: never a layer, never all."""
-    for rank in results[processes, f"{mesh} {kind}"]:
-        sizes = [value.nbytes for value in rank["weights"].values()]
-        # A few kilobytes beside the tensors count here, where the largest has twelve.
-        assert rank["stream_bytes"] <= 5 * max(sizes) + 8192
-        assert rank["stream_bytes"] < sum(sizes) / 2
-
-
 def test_gradients_are_clipped_in_most_steps(results: Results) -> None:
     """Else the comparison of clipped gradients would say nothing."""
     (one,) = results[1, "untied"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import titanrl
-from benchmarks.timing import peak_bytes
 from tests.distributed.batches import LENGTH, answers, deal, pairs, starved
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig, pipeline, update
@@ -123,8 +121,6 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             steps[f"{kind} beside {name}" if kind else name] = {
                 "metrics": metrics, "gradients": gradients.before, "clipped": gradients.after
             }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        stream_bytes = peak_bytes(lambda: [None for _ in engine.weights()], Path(folder))
     weights = dict(engine.weights())
     ends = {
         name: whole(parameter)
@@ -136,7 +132,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.export(case["export"])
     gradients.close()
     engine.close()
-    return {"steps": steps, "scores": scores, "weights": weights, "stream_bytes": stream_bytes, "ends": ends}
+    return {"steps": steps, "scores": scores, "weights": weights, "ends": ends}
 
 
 def policy_objective(name: str) -> Objective:

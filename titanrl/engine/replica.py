@@ -16,7 +16,7 @@ from titanrl.engine.attention import attention_config
 from titanrl.engine.build import Model
 from titanrl.engine.head import TokenHead
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.stream import parameters
+from titanrl.engine.stream import parameters, precision
 from titanrl.models.spec import model_spec
 
 __all__ = ["replica"]
@@ -42,7 +42,7 @@ def replica(model: Model, mesh: Mesh, *, max_length: int, dtype: str) -> Iterato
     compute = TORCH_DTYPE_MAP[dtype]
     # The tensors that arrive are its parameters: nothing is copied.
     tensors = {
-        name: tensor if "expert_bias" in name else tensor.to(compute)
+        name: tensor.to(dtype=precision(name, compute))
         for name, tensor in parameters(model, mesh.pp_group, compute)
     }
     missing, unexpected = whole.load_state_dict(tensors, strict=False, assign=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from titanrl.engine.gather import gather
+
 if TYPE_CHECKING:
     from titanrl.engine.build import Model
 
-__all__ = ["parameters", "stream"]
+__all__ = ["parameters", "precision", "stream"]
+
+UNROUNDED = ("expert_bias", "e_score_correction_bias")
+"""What chooses experts, by either name: rounded, it would choose others."""
 
 
 def stream(
@@ -20,7 +25,9 @@ def stream(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (Hugging Face name, full tensor) on every rank, parameter by parameter: see ``parameters``."""
     for name, value in parameters(model, pp_group, dtype):
-        yield from model.adapter.to_hf({name: value}).items()
+        named = model.adapter.to_hf({name: value})
+        del value  # What is reordered is a copy.
+        yield from _drained(named)
 
 
 @torch.no_grad()
@@ -39,20 +46,34 @@ def parameters(
         blocks.append("lm_head")
     for module in model.fsdp_modules():
         module.reshard()
-    for name in blocks:
-        block = next((found for part in model.parts if (found := _block(part, name)) is not None), None)
+    found = [_block(model.parts, name) for name in blocks]
+    if pp_group is None:
+        for name, block in zip(blocks, found, strict=True):
+            assert block is not None
+            yield from _tensors(block, f"{name}.", dtype)
+        return
+    held: list[Any] = [None] * dist.get_world_size(pp_group)
+    dist.all_gather_object(held, [block is not None for block in found], group=pp_group)
+    for number, (name, block) in enumerate(zip(blocks, found, strict=True)):
         tensors = iter(()) if block is None else _tensors(block, f"{name}.", dtype)
-        if pp_group is not None:
-            tensors = _from_owner(tensors, block is not None, pp_group, dtype)
-        yield from tensors
+        owner = next(stage for stage, blocks_held in enumerate(held) if blocks_held[number])
+        yield from _from_owner(tensors, owner, pp_group, dtype)
 
 
-def _block(part: torch.nn.Module, name: str) -> torch.nn.Module | None:
+def precision(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    """Returns what the tensor of that name may be rounded to; None: it stays as it is."""
+    return None if any(part in name for part in UNROUNDED) else dtype
+
+
+def _block(parts: Iterable[torch.nn.Module], name: str) -> torch.nn.Module | None:
     """Returns the module of that name, unless another stage has it."""
-    found: torch.nn.Module | None = part
-    for step in name.split("."):
-        found = None if found is None else dict(found.named_children()).get(step)
-    return found
+    for part in parts:
+        found: torch.nn.Module | None = part
+        for step in name.split("."):
+            found = None if found is None else dict(found.named_children()).get(step)
+        if found is not None:
+            return found
+    return None
 
 
 def _tensors(
@@ -60,44 +81,47 @@ def _tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the state of ``module`` by name, each tensor whole, a submodule's before the next one's."""
     module = getattr(module, "_checkpoint_wrapped_module", module)
-    if module._state_dict_hooks:  # It writes several tensors for one of its own.
-        state = module.state_dict(prefix=prefix)
-        while state:
-            name = next(iter(state))
-            yield name, _whole(state.pop(name), dtype)
+    if not module._state_dict_hooks:
+        yield from _own(module, prefix, dtype)
         return
+    # They make several tensors of one, and would gather it whole unrounded if it came in shards.
+    state = dict(_own(module, prefix, dtype))
+    for hook in module._state_dict_hooks.values():
+        hook(module, state, prefix, {})
+    yield from _drained(state)
+
+
+def _own(
+    module: torch.nn.Module, prefix: str, dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
     own: dict[str, torch.Tensor] = {}
     module._save_to_state_dict(own, prefix, keep_vars=False)
     for name, value in own.items():
-        yield name, _whole(value, dtype)
+        yield name, gather(value, precision(name, dtype)) if isinstance(value, DTensor) else value
     for name, child in module.named_children():
         yield from _tensors(child, f"{prefix}{name}.", dtype)
 
 
-def _whole(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    if not isinstance(value, DTensor):
-        return value
-    if value.device_mesh.size() == 1:
-        return value.to_local()
-    sent: Any = value.to(dtype=dtype)
-    return sent.full_tensor()  # type: ignore[no-any-return]
+def _drained(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the items, and holds none that it has yielded."""
+    while tensors:
+        name = next(iter(tensors))
+        yield name, tensors.pop(name)
 
 
 def _from_owner(
     tensors: Iterator[tuple[str, torch.Tensor]],
-    is_owner: bool,
+    owner: int,
     group: dist.ProcessGroup,
     dtype: torch.dtype | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors of the pipeline stage that has them, on every stage."""
-    owners: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(owners, is_owner, group=group)
-    owner = owners.index(True)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     while True:
-        mine = next(tensors, None)
-        value = None if mine is None else mine[1].to(dtype=dtype).contiguous()
-        box = [None if mine is None or value is None else (mine[0], value.shape, value.dtype)]
+        name, value = next(tensors, ("", None))
+        if value is not None:
+            value = value.to(dtype=precision(name, dtype)).contiguous()
+        box = [None if value is None else (name, value.shape, value.dtype)]
         dist.broadcast_object_list(box, group=group, group_src=owner)
         if box[0] is None:
             return
@@ -106,3 +130,4 @@ def _from_owner(
             value = torch.empty(shape, dtype=sent, device=device)
         dist.broadcast(value, group=group, group_src=owner)
         yield name, value
+        del value

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from titanrl.engine.stream import stream
+from titanrl.engine.stream import precision, stream
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import value_model_keys
 
@@ -124,7 +124,7 @@ def export(
     for name, value in stream(model, pp_group):
         if not is_writer:
             continue
-        held[name] = value.to(dtype=dtype, device="cpu").contiguous()
+        held[name] = value.to(dtype=precision(name, dtype), device="cpu").contiguous()
         if sum(tensor.nbytes for tensor in held.values()) >= SHARD_BYTES:
             close()
     if is_writer:

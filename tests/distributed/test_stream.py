@@ -1,0 +1,115 @@
+"""Weights leave a mesh whole, one by one, with little memory beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.torchrun import launch
+from titanrl.models import tiny
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(1200)]
+WORKER = Path(__file__).parent / "stream_worker.py"
+SHARD, TENSOR = "data_parallel_shard_degree", "tensor_parallel_degree"
+PIPELINE, EXPERT = "pipeline_parallel_degree", "expert_parallel_degree"
+MESHES = {
+    "fsdp": {SHARD: 4},
+    "tensor": {TENSOR: 4},
+    "fsdp x tensor": {SHARD: 2, TENSOR: 2},
+    "fsdp x pipeline": {SHARD: 2, PIPELINE: 2},
+    "tensor x pipeline": {TENSOR: 2, PIPELINE: 2},
+}
+EXPERTS = {
+    "experts over fsdp in a pipeline": {SHARD: 2, PIPELINE: 2, EXPERT: 2},
+    "experts over tensor in a pipeline": {TENSOR: 2, PIPELINE: 2, EXPERT: 2},
+    "experts over fsdp x tensor": {SHARD: 2, TENSOR: 2, EXPERT: 4},
+}
+BIASES = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)]
+STAGED = 1 / 8 + 1 / 16 + 1 / 32
+"""Of a tensor: what travels at a time, and what an axis before the last one has gathered of it."""
+PAGES = 1 / 8
+"""Of a tensor, about a huge page: by which the kernel's count errs."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stream")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    if sys.platform != "linux":
+        pytest.skip("The kernel must tell a process's peak of memory.")
+    large = tiny.create(folder / "large", hidden=1536, heads=8, kv_heads=4, layers=2, tied=False)
+    mixture = tiny.create(folder / "mixture", family="deepseek_v3", layers=3, tied=False, scale=0.2)
+    cases = {
+        name: {
+            "model": str(model),
+            "parallelism": parallelism,
+            "measured": model is large,
+            "export": str(folder / f"export {name}"),
+        }
+        for model, meshes in ((large, MESHES), (mixture, EXPERTS))
+        for name, parallelism in meshes.items()
+    }
+    (folder / "cases.json").write_text(json.dumps(cases))
+    return launch(WORKER, folder, 4, timeout_seconds=900)
+
+
+def test_shards_of_any_kind_are_put_together(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for name, found in rank["gathered"]["large"].items():
+            assert found["equal"], name
+            assert found["rounded"], name
+        assert not rank["gathered"]["wrong"]
+
+
+def test_gathering_takes_little_beside_the_tensor(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for name, found in rank["gathered"]["large"].items():
+            whole = 0 if name.startswith("copies of 1") else 1
+            assert whole - PAGES <= found["extra"] <= whole * (1 + STAGED) + PAGES, name
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_two_tensors_exist_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
+    """The one handed out, until the next is whole; or a fused one, and the parts that it is cut into."""
+    for rank in ranks:
+        found = rank[mesh]
+        assert found["extra"] <= (2 + STAGED + PAGES) * found["largest"]
+        assert found["all"] > 8 * found["largest"]
+
+
+@pytest.mark.parametrize("mesh", [*MESHES, *EXPERTS])
+def test_stages_say_once_what_they_hold(ranks: list[dict[str, Any]], mesh: str) -> None:
+    for rank in ranks:
+        assert rank[mesh]["exchanges"] == ("pipeline" in mesh)
+
+
+@pytest.mark.parametrize("mesh", EXPERTS)
+def test_bias_that_chooses_experts_is_never_rounded(
+    ranks: list[dict[str, Any]], folder: Path, mesh: str
+) -> None:
+    stored = load_file(folder / "mixture" / "model.safetensors")
+    exported = load_file(folder / f"export {mesh}" / "model.safetensors")
+    for name in BIASES:
+        assert not torch.equal(stored[name], stored[name].bfloat16().float())
+        assert torch.equal(exported[name], stored[name])
+    for rank in ranks:
+        assert rank[mesh]["biases"].keys() == set(BIASES)
+        assert all(torch.equal(value, stored[name]) for name, value in rank[mesh]["biases"].items())
+        for name, lent in zip(BIASES, rank[mesh]["lent"].values(), strict=True):
+            assert torch.equal(lent, stored[name])
+
+
+def test_all_else_that_a_pipeline_sends_is_rounded(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for mesh in (*MESHES, *EXPERTS):
+            if "pipeline" in mesh:
+                assert rank[mesh]["dtypes"] == {torch.bfloat16}
