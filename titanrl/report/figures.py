@@ -59,9 +59,9 @@ def curves(title: str, lines: Sequence[Line], *, x: str = "step", height: int = 
             plot.scatter("x", "y", source=data, color=line.colour, size=6, name=line.name)
     values = {value for line in lines for value in line.y}
     if len(values) == 1 and not any(line.low for line in lines):
-        # The library would show 0.00001 as a line at 0 between -1 and 1.
+        # The library would show 0.00001 as a line at 0 between -1 and 1; at 0 a line would hide in the axis.
         (value,) = values
-        plot.y_range.start, plot.y_range.end = sorted((value / 2, 1.5 * value or 1.0))
+        plot.y_range.start, plot.y_range.end = sorted((value / 2, 1.5 * value)) if value else (-0.1, 1.0)
     tooltips = [("", "@what"), (x, "@x"), ("", "@y{%.5g}")]
     plot.add_tools(HoverTool(tooltips=tooltips, renderers=targets, mode="vline", formatters={"@y": "printf"}))
     return plot

@@ -52,7 +52,9 @@ class Page:
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
     """Returns a table; numbers stand right, and one too wide for the screen scrolls by itself."""
     shown = [[(cell, isinstance(cell, int | float)) for cell in row] for row in rows]
-    return render("table.html", head=head, rows=shown)
+    numeric = [any(is_number for _, is_number in column) for column in zip(*shown, strict=True)]
+    numeric += [False] * (len(head) - len(numeric))  # Without rows there are no columns.
+    return render("table.html", head=list(zip(head, numeric, strict=True)), rows=shown)
 
 
 def figures(*plots: Figure, wide: bool = False) -> Markup:

@@ -88,8 +88,9 @@ def verdict(line: Mapping[str, float | None]) -> str:
 
 def _alerts(runs: Sequence[RunRecord]) -> Markup:
     parts = ("step", "name", "message")
-    rows = [[run.name, *map(alert.get, parts)] for run in runs for alert in run.alerts]
-    return table(["run", *parts], rows) if rows else note("None.")
+    several = len(runs) > 1
+    rows = [[*[run.name][:several], *map(alert.get, parts)] for run in runs for alert in run.alerts]
+    return table([*["run"][:several], *parts], rows) if rows else note("None.")
 
 
 def _panels(runs: Sequence[RunRecord], colours: Mapping[str, str], panels: Sequence[Panel]) -> list[Markup]:
@@ -126,6 +127,7 @@ def _evaluations(runs: Sequence[RunRecord]) -> list[Markup]:
     for run in runs:
         lines = [line for line in run.metrics if any(key.startswith("eval/") for key in line)]
         keys = list(dict.fromkeys(key for line in lines for key in line if key.startswith("eval/")))
+        keys.sort(key=lambda key: not key.startswith("eval/score"))  # The score beside its interval.
         rows = [[line["step"], *(line.get(key) for key in keys)] for line in lines]
         if rows:
             shown = table(["step", *(key.removeprefix("eval/").replace("_", " ") for key in keys)], rows)

@@ -16,6 +16,7 @@ import pytest
 
 from titanrl.dataflow import Flow
 from titanrl.report.dataflow_picture import dataflow_picture
+from titanrl.report.figures import Line, curves
 from titanrl.report.html import number, script_json
 from titanrl.report.jsonl import JsonLines
 from titanrl.report.panels import groups, other_panels
@@ -81,6 +82,7 @@ def test_page_is_one_file_with_the_facts_of_its_runs(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=[\"']?(https?:|//)", plain)
     for fact in ("grpo + ppo_clip + token_mean", "3 of 4", "0.100 (0.050 to 0.200)", "KL is &lt;huge&gt;"):
         assert fact in plain
+    assert '<th class="number">step</th><th>name</th>' in plain  # right like the numbers below it
     assert "75.0%" in plain  # the sampler's share of the time
     assert re.search(r"<td>run.seed</td>\s*<td class=\"number\">0</td><td class=\"number\">7</td>", plain)
     for key in ("old_logprob", "rewards.short", "loss_weight"):
@@ -134,6 +136,29 @@ def test_run_on_fixed_answers_has_its_page(tmp_path: Path) -> None:
     assert [each for each in Embedded(text).found if isinstance(each, list)] == [[{"run": "a", **row}]]
     titles = [each for each in ("training loss", "held-out accuracy", "training reward") if each in text]
     assert titles == ["training loss", "held-out accuracy"]
+
+
+def test_score_stands_beside_its_interval(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a")
+    line = {"step": 1, "eval/score": 0.5, "eval/tokens": 7.0, "eval/score_low": 0.25, "eval/score_high": 0.75}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+    text = write_report([folder], tmp_path / "page.html").read_text()
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", text)
+    assert heads[heads.index("score") :][:4] == ["score", "score low", "score high", "tokens"]
+
+
+def test_alerts_of_one_run_do_not_name_it(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a")
+    alerts = JsonLines(folder / "alerts.jsonl")
+    alerts.write({"step": 2, "name": "kl_high", "message": "KL is huge"})
+    alerts.close()
+    text = write_report([folder], tmp_path / "page.html").read_text()
+    assert '<tr><th class="number">step</th><th>name</th><th>message</th></tr>' in text
+
+
+def test_curve_that_stays_at_zero_is_above_the_axis() -> None:
+    shown = curves("clipped", [Line("a", "#0072b2", [1, 2], [0.0, 0.0])]).y_range
+    assert shown.start < 0 < shown.end
 
 
 def test_each_metric_has_one_place(tmp_path: Path) -> None:

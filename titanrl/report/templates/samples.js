@@ -16,6 +16,11 @@ for (const place of document.querySelectorAll(".samples")) {
   const within = (number, low, high) =>
     (low === "" || number >= Number(low)) && (high === "" || number <= Number(high));
   const format = (number) => typeof number === "number" ? String(Number(number.toPrecision(4))) : number;
+  const fact = (name, each) => {
+    const whole = make("span", "fact", `${name} `);
+    whole.append(make("b", "", format(each)));
+    return whole;
+  };
 
   const strongest = (key) => {
     const sizes = found.flatMap((row) => row.per_token?.[key] ?? []).filter(Number.isFinite).map(Math.abs);
@@ -44,10 +49,10 @@ for (const place of document.querySelectorAll(".samples")) {
       if (!form.elements.run || value("run")) hide.add("run"); // Then all are of one run.
       for (const [name, each] of Object.entries(row)) {
         if (hide.has(name) || each === null) continue;
-        facts.append(make("span", "", `${name.replaceAll("_", " ")} `), make("b", "", format(each)), " ");
+        facts.append(fact(name.replaceAll("_", " "), each), " ");
       }
       for (const [name, each] of Object.entries(row.rewards ?? {})) {
-        facts.append(make("span", "", `${name} `), make("b", "", format(each)), " ");
+        facts.append(fact(name, each), " ");
       }
       card.append(facts, make("pre", "prompt", row.prompt));
       card.append(key && row.per_token?.[key] ? coloured(row, key, top) : make("pre", "", row.response));
