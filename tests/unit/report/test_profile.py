@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from titanrl.config.report_tables import Profile, profile_problems
-from titanrl.report.profile import profiled
+from titanrl.report.profile import MEMORY_EVENTS, profiled
 
 
 def test_chosen_steps_leave_a_trace_and_a_table_a_rank(tmp_path: Path) -> None:
@@ -40,6 +42,31 @@ def test_memory_of_a_step_is_a_snapshot(tmp_path: Path) -> None:
     with profiled(Profile(steps=(1,), trace=False, memory=True), 1, tmp_path, rank=0):
         torch.ones(1024, device="cuda")
     assert (tmp_path / "step-1-rank-0.pickle").stat().st_size > 0
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_memory_is_recorded_only_during_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_well: bool
+) -> None:
+    """The calls, without a GPU: each is one that this torch takes."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        signature = inspect.signature(getattr(torch.cuda.memory, name))
+
+        def told(*given: Any, _name: str = name, _taken: Any = signature, **named: Any) -> None:
+            calls.append((_name, dict(_taken.bind(*given, **named).arguments)))
+
+        monkeypatch.setattr(torch.cuda.memory, name, told)
+    with contextlib.suppress(ValueError):  # noqa: SIM117
+        with profiled(Profile(steps=(1,), trace=False, memory=True), 1, tmp_path, rank=3):
+            calls.append(("step", {}))
+            if not ends_well:
+                raise ValueError
+    snapshot = [("_dump_snapshot", {"filename": str(tmp_path / "step-1-rank-3.pickle")})]
+    assert calls == [
+        ("_record_memory_history", {"max_entries": MEMORY_EVENTS}), ("step", {}),
+        *(snapshot if ends_well else []), ("_record_memory_history", {"enabled": None}),
+    ]  # fmt: skip
 
 
 def test_steps_are_steps_of_the_run() -> None:

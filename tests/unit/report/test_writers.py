@@ -113,6 +113,27 @@ def records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
+def test_trackio_gets_settings_and_numbers_and_goes_on_after_a_resume(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # Read when it is imported.
+    trackio = pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    settings = Report(tensorboard=False, trackers=("trackio",), project="lab")
+    for first, end in ((0, 3), (3, 4)):
+        write(folder, settings, first_step=first, steps=end)
+    (run,) = trackio.Api().runs("lab")
+    assert run.name.startswith("run-")
+    assert run.config["optimizer"] == {"lr": 1e-5}
+    lines = SQLiteStorage.get_logs("lab", run=run.name)
+    numbers = {line["step"]: line["reward/mean"] for line in lines if "reward/mean" in line}
+    assert numbers == {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75}
+    alerts = {line["step"]: line["alerts/kl"] for line in lines if "alerts/kl" in line}
+    assert alerts == {2: 7.0, 3: 7.0}
+    assert list((tmp_path / "trackio").glob("lab*.db"))
+
+
 @pytest.fixture
 def port() -> int:
     with socket.socket() as free:
