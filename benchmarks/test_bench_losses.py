@@ -93,6 +93,7 @@ def bench(benchmark: Any, objective: Objective, at_least: float) -> None:
         lambda: gradients(fast, policy, batch),
         lambda: gradients(objective, policy, batch),
         at_least,
+        against="eager",
     )
 
 

@@ -19,7 +19,7 @@ __all__ = ["bench"]
 bench = typer.Typer(help="Results of the benchmark suite.", no_args_is_help=True)
 
 WIDTH = 40
-"""Columns of the drawing; its left end is a tenth as fast, its right end a hundred times."""
+"""Columns of the drawing; its left end is a tenth as fast, its right end a thousand times."""
 
 
 @bench.callback()
@@ -44,7 +44,7 @@ def report(
     stored = benchmarks.loads(baseline.read_text("utf-8")) if baseline.is_file() else []
     known = {ratio.key: ratio for ratio in stored}
     worse = [each for each in new if each.key in known and benchmarks.regressed(each, known[each.key])]
-    table = Table("benchmark", "peer", "ratio", "spread", "stored", f"0.1 {'·' * (WIDTH - 8)} 100", box=None)
+    table = Table("benchmark", "peer", "ratio", "spread", "stored", f"0.1 {'·' * (WIDTH - 9)} 1000", box=None)
     for each in new:
         before = known.get(each.key)
         spread = "" if each.low is None else f"{each.low:g} to {each.high:g}"
@@ -68,7 +68,7 @@ def drawn(ratio: Ratio) -> str:
     """Returns a ratio and its spread on a logarithmic line; the bar stands at 1."""
 
     def place(value: float) -> int:
-        return min(max(round((math.log10(value) + 1) / 3 * (WIDTH - 1)), 0), WIDTH - 1)
+        return min(max(round((math.log10(value) + 1) / 4 * (WIDTH - 1)), 0), WIDTH - 1)
 
     line = [" "] * WIDTH
     line[place(1.0)] = "│"

@@ -116,8 +116,10 @@ interval is the quotient of opposite quartiles; times are noise on shared machin
 What a benchmark compares in detail stands at the top of its file.
 
 ```bash
-make bench                                      # half an hour: runs/bench.json, compared with what is stored
-titanrl bench report runs/bench.json --accept   # stores it in benchmarks/baseline.json and writes this page
+# three quarters of an hour: writes runs/bench.json, compares it with benchmarks/baseline.json
+make bench
+# stores it there, and writes this page
+titanrl bench report runs/bench.json --accept
 ```
 """
 
