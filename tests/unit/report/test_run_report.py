@@ -205,6 +205,7 @@ def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> 
     page = write_report([a_run(tmp_path / "a"), a_run(tmp_path / "b")], tmp_path / "page.html")
     probe = """<script>
       const faults = [];
+      let begun = false;
       addEventListener("error", (event) => faults.push(event.message));
       addEventListener("unhandledrejection", (event) => faults.push(String(event.reason)));
       const wait = () => {
@@ -222,14 +223,18 @@ def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> 
         document.querySelector(".legend button[data-name=b]").click();
         const lines = Bokeh.documents.flatMap((each) => each.roots()).flatMap((each) => each.renderers ?? []);
         document.body.dataset.probe = JSON.stringify({
-          faults, figures: all.length, drawn: drawn.length, spill: document.body.scrollWidth - innerWidth,
+          faults, begun, figures: all.length, drawn: drawn.length,
+          spill: document.body.scrollWidth - innerWidth,
           articles: [set("first", 2), set("run", "a"), set("low", 0.6), set("ending", "stop")],
           named: [before, named()],
           coloured: document.querySelectorAll(".samples pre span[style]").length,
           hidden: lines.filter((each) => each.name === "b").map((each) => each.visible),
         });
       };
-      addEventListener("load", wait);
+      addEventListener("load", () => {
+        begun = [...document.querySelectorAll(".figure:not(details *)")].every((each) => each.id);
+        wait();
+      });
     </script></head>"""
     page.write_text(page.read_text().replace("</head>", probe, 1))
     assert BROWSER is not None
@@ -242,6 +247,7 @@ def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> 
     seen = json.loads(found[1].replace("&quot;", '"'))
     assert seen["faults"] == []
     assert seen["figures"] == seen["drawn"] >= 5
+    assert seen["begun"], "figures in view are drawn when the page is loaded"
     assert seen["spill"] <= 0
     assert seen["articles"] == [4, 2, 1, 1]
     assert seen["named"] == [True, False], "of one chosen run its name says nothing"

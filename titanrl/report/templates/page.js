@@ -16,7 +16,11 @@
   const watch = new IntersectionObserver((seen) => {
     for (const each of seen) if (each.isIntersecting) { watch.unobserve(each.target); draw(each.target); }
   }, { rootMargin: "600px" });
-  document.querySelectorAll(".figure").forEach((place) => watch.observe(place));
+  for (const place of document.querySelectorAll(".figure")) {
+    // Those in view are drawn before the page counts as loaded: whoever prints or captures it then has them.
+    const { top, height } = place.getBoundingClientRect();
+    height && top < innerHeight ? draw(place) : watch.observe(place);
+  }
 
   document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
     const { name } = button.dataset;
