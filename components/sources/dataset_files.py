@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +25,14 @@ class Records:
     """Records in the order of the file; Arrow tables are read where they lie."""
 
     values: Values
-    place: Callable[[int], str]
-    """Index -> where the record stands, as messages name it."""
+    where: str
+    """What messages write before a record's number."""
+    numbers: Sequence[int]
+    """Of each record: its line or row in the file."""
+
+    def place(self, index: int) -> str:
+        """Returns where a record stands, as messages name it."""
+        return f"{self.where}{self.numbers[index]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ def json_lines(path: str, owner: str) -> Records:
         ConfigError: it can't be read, or holds none.
     """
     numbers, texts = zip(*read_lines(Path(path), owner), strict=True)
-    return Records(Lines(texts), lambda index: f"{path}:{numbers[index]}")
+    return Records(Lines(texts), f"{path}:", numbers)
 
 
 def _parquet(path: str, owner: str) -> Records:
@@ -86,7 +92,7 @@ def _parquet(path: str, owner: str) -> Records:
         table = pyarrow.parquet.read_table(path, memory_map=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{owner} path: {path!r} can't be read: {error}.") from None
-    return Records(datasets.Dataset(table), lambda index: f"{path} row {index}")
+    return Records(datasets.Dataset(table), f"{path} row ", range(len(table)))
 
 
 def _hugging_face(path: str, split: str, subset: str | None, owner: str) -> Records:
@@ -109,4 +115,4 @@ def _hugging_face(path: str, split: str, subset: str | None, owner: str) -> Reco
         raise ConfigError(
             f"{owner} path: {path!r} (split {split!r}) can't be loaded: {type(error).__name__}: {error}"
         ) from error
-    return Records(found, lambda index: f"{path}[{split}] row {index}")
+    return Records(found, f"{path}[{split}] row ", range(len(found)))

@@ -83,6 +83,9 @@ class GeneratedQuestions:
         self.settings = settings
         self._datasets: dict[int, Any] = {}
 
+    def __reduce__(self) -> tuple[type[GeneratedQuestions], tuple[Questions]]:
+        return GeneratedQuestions, (self.settings,)  # The task's generators need not be picklable.
+
     def __len__(self) -> int:
         return self.settings.size
 

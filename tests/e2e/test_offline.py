@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import subprocess
 from pathlib import Path
@@ -72,6 +73,16 @@ def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(
     # Twelve examples, four a step: the third step ends an epoch.
     file = write(preset)
     assert_resumes_bitwise(file, (1, 3, 4), within=offline, weights=weights, monkeypatch=monkeypatch)
+
+
+def test_workers_change_nothing_and_a_run_stopped_with_them_resumes_bitwise(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_resumes_bitwise(
+        write("dpo"), [3], within=offline, weights=weights, monkeypatch=monkeypatch,
+        overrides=["loop.data_workers=2"],
+    )  # fmt: skip
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

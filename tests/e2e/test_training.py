@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,17 +95,19 @@ def assert_resumes_bitwise(
     within: ModuleType,
     weights: Callable[[Path, Path], dict[str, torch.Tensor]],
     monkeypatch: pytest.MonkeyPatch,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Stops a run before each of the steps and resumes it: weights and metrics are those of a whole run.
 
     Args:
         within: the module whose train_step the experiment calls. weights: of a run, exported to a folder.
+        overrides: of the runs that are stopped.
     """
     whole = loop.train(load(file, ["run.name=whole"]))
     expected = weights(whole, file.parent / "whole")
     original = within.train_step
     for stop in stops:
-        experiment = load(file, [f"run.name=stopped{stop}"])
+        experiment = load(file, [f"run.name=stopped{stop}", *overrides])
 
         def broken(session: Any, step: int, clock: Any, stop: int = stop) -> Any:
             if step == stop:
@@ -127,6 +130,14 @@ def assert_resumes_bitwise(
 
 def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(file, monkeypatch):
     assert_resumes_bitwise(file, (1, 2, 3), within=loop, weights=weights, monkeypatch=monkeypatch)
+
+
+def test_workers_change_nothing_and_a_run_stopped_with_them_resumes_bitwise(file, monkeypatch):
+    overrides = ["loop.data_workers=2"]
+    assert_resumes_bitwise(
+        file, [2], within=loop, weights=weights, monkeypatch=monkeypatch, overrides=overrides
+    )
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

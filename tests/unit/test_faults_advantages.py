@@ -139,12 +139,12 @@ def test_k7_08_a_running_mean_is_of_the_global_batch_and_in_the_checkpoint() -> 
     for chosen in ranks:
         estimate(batch, chosen)
     kept = 0.5**4
-    states = [copy.deepcopy(LoopState(prompts, chosen).state_dict()["parts"]) for chosen in ranks]
+    states = [copy.deepcopy(LoopState(prompts.loader, chosen).state_dict()["parts"]) for chosen in ranks]
     assert states[0] == states[1]
     assert states[0]["advantage"] == {"baseline": {"0": pytest.approx((1 - kept) * 3.0)}}
 
     resumed = algorithm(advantage={"name": "ema_baseline", "decay": 0.5})
-    LoopState(prompts, resumed).load_state_dict(LoopState(prompts, ranks[0]).state_dict())
+    LoopState(prompts.loader, resumed).load_state_dict(LoopState(prompts.loader, ranks[0]).state_dict())
     for chosen in (*ranks, resumed):
         estimate(batch[[3, 0, 2, 1]], chosen)
         assert chosen.advantage is not None

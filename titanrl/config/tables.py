@@ -166,6 +166,9 @@ class Loop:
     max_update_kl: float | None = None
     """``loss/approx_kl`` of an optimizer step, nats, > 0, above which the policy is spared the rest of the
     batch's; omitted: none is left out."""
+    data_workers: int = 0
+    """Processes of each rank that read and tokenize [prompts] or [data] ahead of the steps, >= 0; 0: each
+    step reads its own."""
     max_resample: int = 8
     """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
     skip_zero_advantage: bool = False
@@ -179,6 +182,7 @@ class Loop:
         check_range(self, "minibatches", "[1, inf)")
         check_range(self, "epochs", "[1, inf)")
         check_range(self, "max_update_kl", "(0, inf)")
+        check_range(self, "data_workers", "[0, inf)")
         check_range(self, "max_resample", "[0, inf)")
 
 

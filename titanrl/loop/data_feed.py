@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from titanrl.errors import ConfigError
 from titanrl.loop.fixed import EncodedRow, encode_row
+from titanrl.loop.loader import NO_WORKERS, Loader, Workers
 from titanrl.loop.order import Order
-from titanrl.protocols import DataSettings, FixedRow
+from titanrl.protocols import DataSettings, DataSource, FixedRow
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -49,6 +52,7 @@ class DataFeed:
         settings: the source. encode: row -> token ids. seed: of the shuffle.
         seq_len: longest row, tokens; a longer one is never cut, its example is refused or dropped.
         table: where the source stands in the experiment file.
+        workers: who reads what ``take`` returns.
 
     Raises:
         ConfigError: the source is empty or can't be read.
@@ -62,12 +66,15 @@ class DataFeed:
         seed: int,
         seq_len: int,
         table: str = "data",
+        workers: Workers = NO_WORKERS,
     ) -> None:
         self.settings, self.source = settings, settings.open()
         if len(self.source) == 0:
             raise ConfigError(f"[{table}] holds no example; name a source with at least one.")
         self._encode, self._seq_len, self._table = encode, seq_len, table
-        self._order = Order(len(self.source), seed=seed)
+        self._read = partial(_read, self.source, encode)
+        self.loader = Loader(self._read, Order(len(self.source), seed=seed), workers)
+        """Where the feed stands, for checkpoints."""
 
     def check(self, count: int | None = None) -> None:
         """Reads every example, and tokenizes the first ``count``, or all, where too long ones are refused.
@@ -106,45 +113,28 @@ class DataFeed:
 
     def take(self, count: int) -> Drawn:
         """Returns the next ``count`` examples that fit."""
-        return self._collect(count, lambda: self._order.take())
+        found = list(islice(self._fitting(self.loader), count))
+        return Drawn([rows for rows, _ in found], sum(dropped for _, dropped in found))
 
     def walk(self, count: int | None = None) -> Iterator[list[EncodedRow]]:
         """Yields the rows of the first ``count`` examples that fit, or of all, as the source has them."""
-        given = 0
-        for index in range(len(self.source)):
-            if given == count:
-                return
-            rows = self._rows(index)
-            if self._longest(rows) <= self._seq_len:
-                given += 1
-                yield rows
+        examples = ((index, self._read(index)) for index in range(len(self.source)))
+        return (rows for rows, _ in islice(self._fitting(examples), count))
 
-    def first(self, count: int) -> Drawn:
-        """Returns the first ``count`` examples that fit, as the source has them, or all if it has fewer."""
-        indices = iter(range(len(self.source)))
-        return self._collect(count, lambda: next(indices, None))
-
-    def _collect(self, count: int, next_index: Callable[[], int | None]) -> Drawn:
-        groups: list[list[EncodedRow]] = []
-        dropped = in_a_row = 0
-        while len(groups) < count and (index := next_index()) is not None:
-            try:
-                rows = self._rows(index)
-            except ConfigError:
-                raise
-            except ValueError as error:
-                raise ConfigError(f"{self.source.place(index)}: {error}") from error
+    def _fitting(
+        self, examples: Iterable[tuple[int, list[EncodedRow]]]
+    ) -> Iterator[tuple[list[EncodedRow], int]]:
+        """Yields the rows of each example that fits, and how many were dropped since the one before."""
+        dropped = 0
+        for index, rows in examples:
             if (longest := self._longest(rows)) <= self._seq_len:
-                groups.append(rows)
-                in_a_row = 0
+                yield rows, dropped
+                dropped = 0
                 continue
-            dropped, in_a_row = dropped + 1, in_a_row + 1
-            if self.settings.too_long == "refuse" or in_a_row >= len(self.source):
+            dropped += 1
+            # So many in a row hold a whole epoch.
+            if self.settings.too_long == "refuse" or dropped >= 2 * len(self.source):
                 raise ConfigError(self._too_long(index, longest))
-        return Drawn(groups, dropped)
-
-    def _rows(self, index: int) -> list[EncodedRow]:
-        return [self._encode(row) for row in self.source[index]]
 
     def _longest(self, rows: Sequence[EncodedRow]) -> int:
         return max(len(row.ids) for row in rows)
@@ -158,19 +148,23 @@ class DataFeed:
     @property
     def epoch(self) -> float:
         """How often the data has been gone through, with its fraction."""
-        return self._order.position / self._order.size
+        return self.loader.position / len(self.source)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._order.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._order.load_state_dict(state_dict)
+def _read(source: DataSource, encode: Callable[[FixedRow], EncodedRow], index: int) -> list[EncodedRow]:
+    try:
+        return [encode(row) for row in source[index]]
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{source.place(index)}: {error}") from error
 
 
 def training_data(experiment: Experiment, tokens: Tokens) -> DataFeed:
     """Returns the data of training, checked."""
     assert experiment.data is not None
-    feed = open_data(experiment, experiment.data, tokens, table="data")
+    workers = Workers(experiment.loop.data_workers, ahead=experiment.loop.prompts_per_step)
+    feed = open_data(experiment, experiment.data, tokens, table="data", workers=workers)
     feed.check()
     return feed
 
@@ -186,17 +180,17 @@ def held_out_data(experiment: Experiment, tokens: Tokens) -> DataFeed | None:
     return feed
 
 
-def open_data(experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str) -> DataFeed:
+def open_data(
+    experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str,
+    workers: Workers = NO_WORKERS,
+) -> DataFeed:  # fmt: skip
     """Returns a feed of one source of the experiment, unchecked.
 
     Args:
-        table: where the source stands.
+        table: where the source stands. workers: who reads.
     """
-
-    heads = tuple(experiment.model.heads)
-
-    def encode(row: FixedRow) -> EncodedRow:
-        return encode_row(row, tokens, heads)
-
-    seq_len = experiment.training.seq_len
-    return DataFeed(settings, encode, seed=experiment.run.seed, seq_len=seq_len, table=table)
+    encode = partial(encode_row, tokens=tokens, heads=tuple(experiment.model.heads))
+    return DataFeed(
+        settings, encode, seed=experiment.run.seed, seq_len=experiment.training.seq_len, table=table,
+        workers=workers,
+    )  # fmt: skip

@@ -103,7 +103,7 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
     settings, rewards = host.experiment.evaluation, host.experiment.reward
     assert settings is not None
     samples = settings.samples_per_prompt
-    held_out.load_state_dict({"position": 0})
+    held_out.loader.load_state_dict({"position": 0})
     rows = held_out.take(min(settings.num_prompts, len(held_out.source)), samples)
     answers, failures = judged_answers(
         host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,

@@ -48,7 +48,7 @@ def encode_row(row: FixedRow, tokens: Tokens, heads: Sequence[str] = ()) -> Enco
     if not any(trained):
         raise ValueError("holds no token to train on; remove it, or check the chat template.")
     length = len(trained) - trained[::-1].index(True)
-    return EncodedRow(ids[:length], trained[:length], row.scalars, labels, _head_id(row.head, heads))
+    return EncodedRow(ids[:length], trained[:length], dict(row.scalars), labels, _head_id(row.head, heads))
 
 
 def _head_id(name: str, heads: Sequence[str]) -> int | None:

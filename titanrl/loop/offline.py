@@ -101,7 +101,7 @@ def _rest(session: Session[DataFeed], version: int) -> None:
 def _held_out_loss(session: Session[DataFeed], held_out: DataFeed) -> dict[str, float]:
     assert session.experiment.evaluation is not None
     engine = session.engine
-    groups, _ = held_out.first(session.experiment.evaluation.num_prompts)
+    groups = list(held_out.walk(session.experiment.evaluation.num_prompts))
     if not groups:
         raise TrainingError("[evaluation.data] holds no example that fits into [training] seq_len; raise it.")
     # A copy, as estimators may keep a memory of what they have seen.

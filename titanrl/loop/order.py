@@ -22,8 +22,10 @@ class Order:
         """Indices taken so far."""
         self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.int64)
 
-    def take(self) -> int:
-        """Returns the next index."""
+    def __iter__(self) -> Order:
+        return self
+
+    def __next__(self) -> int:
         epoch, offset = divmod(self.position, self.size)
         self.position += 1
         if not self.shuffle:

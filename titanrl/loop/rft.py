@@ -11,7 +11,8 @@ from titanrl.engine import start
 from titanrl.errors import ConfigError
 from titanrl.loop import exchange
 from titanrl.loop.answering import judged_answers, open_respondent
-from titanrl.loop.prompts import PromptFeed
+from titanrl.loop.loader import Workers
+from titanrl.loop.prompts import PromptFeed, prompt_feed
 from titanrl.loop.rft_folder import RFTFolder
 from titanrl.loop.selection import select
 from titanrl.report.progress import StepView
@@ -41,7 +42,6 @@ def collect(experiment: Experiment, to: Path) -> Path:
     if settings is None:
         raise ConfigError("[rft] is missing; add it: it says what is sampled and which answers are kept.")
     assert experiment.prompts is not None
-    assert experiment.sampler is not None
     folder = RFTFolder(to, settings.write, to_table(experiment))
     start()
     done = exchange.agree(folder.position())
@@ -51,12 +51,13 @@ def collect(experiment: Experiment, to: Path) -> Path:
         raise ConfigError(f"[rft] num_prompts must be <= {len(source)}, the prompts there are, got {wanted}.")
     if done < wanted:
         with closing(open_respondent(experiment)) as host:
-            room = experiment.training.seq_len - experiment.sampler.max_response_tokens
-            feed = PromptFeed(
-                source, host.tokens.encode, seed=host.seed, max_prompt_tokens=room, shuffle=False
+            workers = Workers(experiment.loop.data_workers, ahead=settings.prompts_per_batch)
+            feed = prompt_feed(
+                experiment, source, host.tokens, table="prompts", shuffle=False, workers=workers
             )
-            feed.load_state_dict({"position": done})
-            _walk(host, feed, folder, range(done, wanted))
+            feed.loader.load_state_dict({"position": done})
+            with closing(feed.loader):
+                _walk(host, feed, folder, range(done, wanted))
     exchange.agree(None)  # No rank goes on before the first one has written everything.
     return folder.rows
 

@@ -15,7 +15,7 @@ from titanrl.loop.reference_cache import ReferenceCache, reference_cache
 from titanrl.loop.state import LoopState
 from titanrl.loop.tokens import Tokens
 from titanrl.objective import Objective
-from titanrl.protocols import SamplerHost, Stateful
+from titanrl.protocols import SamplerHost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "open_session", "start_sampler"]
 
-Feed = TypeVar("Feed", bound=Stateful, default=PromptFeed)
+Feed = TypeVar("Feed", bound=PromptFeed | DataFeed, default=PromptFeed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +109,7 @@ class Session(Generic[Feed]):
         self.engine.save(step, last=last or step == self.experiment.loop.steps)
 
     def close(self) -> None:
+        self.feed.loader.close()
         if self.live_sampler is not None:
             self.live_sampler.close()
         self.engine.close()
@@ -135,7 +136,7 @@ def open_session(
     feed, held_out = training_feed(experiment, tokens), held_out_prompts(experiment, tokens)
     examples = held_out_data(experiment, tokens)
     scored_keys, on_policy = experiment.scored_keys()
-    state = LoopState(feed, algorithm)
+    state = LoopState(feed.loader, algorithm)
     config = EngineConfig.of(experiment)
     cache = reference_cache(experiment, feed, examples) if isinstance(feed, DataFeed) else None
     if cache is not None and cache.is_complete:

@@ -19,7 +19,7 @@ class LoopState:
     """Steps finished, position in prompts or data, controllers and other components with state, random
     state."""
 
-    def __init__(self, feed: Stateful, algorithm: Algorithm) -> None:
+    def __init__(self, loader: Stateful, algorithm: Algorithm) -> None:
         self.step = 0
         """Steps finished."""
         kl = algorithm.kl.controller if algorithm.kl is not None else None
@@ -27,7 +27,7 @@ class LoopState:
             "kl": kl, "entropy": algorithm.entropy, "advantage": algorithm.advantage,
             "reward_scaling": algorithm.reward_scaling,
         }  # fmt: skip
-        self._parts: dict[str, Stateful] = {"feed": feed} | {
+        self._parts: dict[str, Stateful] = {"feed": loader} | {
             name: part for name, part in parts.items() if isinstance(part, Stateful)
         }
 

@@ -74,7 +74,7 @@ def test_resumed_feed_goes_on_where_it_stopped_also_over_dropped_examples(stop: 
     seen = walk(first, stop, 3)
     for _ in range(2):
         resumed = feed(*texts, too_long="drop")
-        resumed.load_state_dict(first.state_dict())
+        resumed.loader.load_state_dict(first.loader.state_dict())
         first = resumed
     assert seen + walk(first, 9 - stop, 3) == whole
 
@@ -108,8 +108,9 @@ def test_scan_counts_what_is_there() -> None:
 def test_example_that_cannot_be_tokenized_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^texts:2: is bad\.$"):
         feed("a", "bad").check()
-    with pytest.raises(ConfigError, match=r"^texts:1: is bad\.$"):
-        feed("bad", too_long="drop").take(1)
+    for read in (lambda data: data.take(1), lambda data: list(data.walk())):
+        with pytest.raises(ConfigError, match=r"^texts:1: is bad\.$"):
+            read(feed("bad", too_long="drop"))
 
 
 def test_too_long_examples_are_dropped_and_counted_where_asked() -> None:
@@ -126,11 +127,17 @@ def test_data_of_nothing_but_too_long_examples_ends_in_an_error() -> None:
         feed("abcd", "efgh", too_long="drop").take(1)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_too_long_examples_at_the_end_of_one_epoch_and_the_start_of_the_next_are_no_end(seed: int) -> None:
+    data = feed("a", "abcd", too_long="drop", seed=seed)
+    assert len(data.take(9).groups) == 9
+
+
 def test_held_out_examples_are_the_first_ones_and_never_repeated() -> None:
     data = feed("a", "abcd", "b", "c", too_long="drop")
     for _ in range(2):
-        assert [chr(group[0].ids[1]) for group in data.first(2).groups] == ["a", "b"]
-    assert len(data.first(9).groups) == 3
+        assert [chr(group[0].ids[1]) for group in data.walk(2)] == ["a", "b"]
+    assert len(list(data.walk(9))) == 3
 
 
 def test_empty_source_is_refused() -> None:

@@ -44,7 +44,7 @@ def test_resumed_feed_goes_on_where_it_stopped_also_at_an_epochs_end_and_twice(s
     seen = walk(first, stop, 2)
     for _ in range(2):
         resumed = feed(6)
-        resumed.load_state_dict(first.state_dict())
+        resumed.loader.load_state_dict(first.loader.state_dict())
         first = resumed
     assert seen + walk(first, 12 - stop, 2) == whole
 
@@ -54,6 +54,15 @@ def test_rows_of_a_prompt_share_its_group_and_count_their_samples():
     assert [(row.group, row.sample, row.text) for row in rows] == [
         (5, 0, "0"), (5, 1, "0"), (5, 2, "0"), (6, 0, "1"), (6, 1, "1"), (6, 2, "1"),
     ]  # fmt: skip
+
+
+def test_prompt_that_the_template_refuses_is_named():
+    def refuse(prompt: Prompt) -> list[int]:
+        raise ValueError("is refused by the chat template: no.")
+
+    prompts = PromptFeed(Numbers(3), refuse, seed=0, max_prompt_tokens=4, shuffle=False)
+    with pytest.raises(ConfigError, match=r"^\[prompts\] prompt 0 is refused by the chat template: no\.$"):
+        prompts.take(1, 1)
 
 
 def test_empty_source_and_overlong_prompt_are_refused_with_their_table():
