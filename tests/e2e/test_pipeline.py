@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.e2e.test_training import ROOT, file, lines
+from titanrl.cli import app
 from titanrl.errors import ConfigError
 from titanrl.pipeline import run
+from titanrl.pipeline.checks import check_pipeline
 from titanrl.pipeline.settings import load_pipeline
 
 __all__ = ["file"]
@@ -118,6 +121,11 @@ def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipe
     assert [line["step"] for line in lines(pipeline.parent / "out" / "rl" / "run")] == [0, 1]
     assert start(pipeline) == results
     assert len(done) == 8
+    for stored in ("rl/run", "best/data"):
+        config = pipeline.parent / "out" / stored / "experiment.toml"
+        kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample")]
+        config.write_text("\n".join(["# Made before there was another key.", *kept]))
+    assert start(pipeline) == results
     with pytest.raises(ConfigError, match=r"stage 'rl' was finished with other values of optimizer\.lr; rem"):
         start(pipeline, "rl.optimizer.lr=1e-3")
 
@@ -146,6 +154,44 @@ def test_mistakes_are_found_before_anything_runs(pipeline, old, new, message):
     pipeline.write_text(text.replace(old, new))
     with pytest.raises(ConfigError, match=message):
         load_pipeline(pipeline, pipeline.parent / "out")
+
+
+@pytest.mark.parametrize("folder", ["it's out", 'a "b" \\c', "é 😀"])
+def test_paths_may_hold_any_character(pipeline, folder):
+    pipeline.write_text(pipeline.read_text().replace("'{best.data}'", "{best.data}"))
+    loaded = load_pipeline(pipeline, Path(folder))
+    _, best, tuned = (loaded.experiment(stage, Path(folder)) for stage in loaded.stage)
+    assert best.model.path == tuned.model.path == f"{folder}/rl/model"
+    assert tuned.data.path == f"{folder}/best/data/answers.jsonl"
+    assert tuned.run.folder == f"{folder}/tuned"
+    assert loaded.judge(f"{folder}/x").model.path == f"{folder}/x"
+
+
+def test_stage_or_judge_that_cannot_run_is_refused_before_anything_runs(pipeline):
+    out = pipeline.parent / "out"
+    check_pipeline(load_pipeline(pipeline, out), out)
+    wrong = ["tuned.training.seq_len=512", "best.parallelism.tensor_parallel_degree=3"]
+    with pytest.raises(ConfigError) as caught:
+        check_pipeline(load_pipeline(pipeline, out, [*wrong, "evaluate.training.seq_len=300"]), out)
+    text = str(caught.value)
+    assert "stage 'rl'" not in text
+    for part in ("stage 'best'", "tensor_parallel_degree must divide", "stage 'tuned'", "evaluate: "):
+        assert part in text
+    # The model of stage rl is still to be made; it will be like the one that is trained there.
+    assert "must be a model folder" not in text
+    assert text.count("[training] seq_len must be <= 256") == 2
+
+
+def test_check_reads_pipelines(pipeline):
+    def check(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["check", str(pipeline), *map(str, arguments)])
+
+    assert "pipeline.toml: right" in check().output
+    refused = check("--set", "best.model.path=nowhere")
+    assert refused.exit_code == 2
+    assert "stage 'best'" in refused.output
+    assert "model folder 'nowhere' does not exist" in refused.output
+    assert "--data reads experiments, not pipelines" in check("--data").output
 
 
 def test_file_that_is_no_text_or_a_folder_is_told(tmp_path):

@@ -88,6 +88,10 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
     count = len(calls)
     rft.collect(asked(file), folder)
     assert len(calls) == count
+    config = folder / "experiment.toml"
+    kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample")]
+    config.write_text("\n".join(["# Begun before there was another key.", *kept]))
+    rft.collect(asked(file), folder)
     with pytest.raises(ConfigError, match=r"begun with other values of rft\.min_reward; name a new folder"):
         rft.collect(asked(file, "rft.min_reward=-0.5"), folder)
 

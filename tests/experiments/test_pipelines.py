@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from titanrl.models import tiny
+from titanrl.pipeline.checks import check_pipeline
 from titanrl.pipeline.run import run_pipeline
 from titanrl.pipeline.settings import load_pipeline
 
@@ -40,7 +41,9 @@ def test_shipped_pipeline_runs_from_its_first_stage_to_its_last(name, tmp_path):
         if experiment.model.path == "models/smollm2-135m":
             own.append(f"model.path='{model}'")
         overrides += [f"{stage.name}.{each}" for each in own]
-    results = run_pipeline(load_pipeline(path, tmp_path / "out", overrides), tmp_path / "out")
+    pipeline = load_pipeline(path, tmp_path / "out", overrides)
+    check_pipeline(pipeline, tmp_path / "out", 1)
+    results = run_pipeline(pipeline, tmp_path / "out")
     assert [each.name for each in results] == ["start", *(stage.name for stage in plain.stage)]
     assert results[-1].scores is not None
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == len(results)

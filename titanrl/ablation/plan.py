@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from titanrl.ablation.settings import Settings
 from titanrl.ablation.variants import Variant, variants
-from titanrl.config.dump import to_table
+from titanrl.config.dump import inline, to_table
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load, read_toml
 from titanrl.decode import decode, settable
@@ -201,7 +201,7 @@ def _run(
     folder = str(Path(experiment.run.folder) / "ablations" / path.stem)
     name = f"{variant.folder_name}-seed{seed}"
     run = replace(experiment.run, name=name, folder=folder, seed=seed)
-    own = (f'run.name="{name}"', f'run.folder="{folder}"', f"run.seed={seed}")
+    own = (f"run.name={inline(name)}", f"run.folder={inline(folder)}", f"run.seed={seed}")
     return PlannedRun(
         variant.name, seed, path.parent / settings.base, (*variant.overrides, *overrides, *own),
         replace(experiment, run=run),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import tomli_w
-
+from titanrl.config.dump import inline
 from titanrl.errors import ConfigError, Problem
 from titanrl.values import shown
 
@@ -80,7 +78,7 @@ def _grid(vary: Any) -> tuple[Variant, ...]:
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         name = ",".join(f"{label}={_label(chosen[key])}" for key, label in labels.items())
-        found.append(Variant(name, tuple(f"{key}={_inline(value)}" for key, value in chosen.items())))
+        found.append(Variant(name, tuple(f"{key}={inline(value)}" for key, value in chosen.items())))
     return tuple(found)
 
 
@@ -108,7 +106,7 @@ def _named(named: Any) -> tuple[Variant, ...]:
             text = f"must be an array of keys to leave out, got {shown(drop)}."
             raise ConfigError(Problem(f"variant.{index}", text, "drop"))
         rest = {key: value for key, value in each.items() if key not in ("name", "drop")}
-        assigned = [f"{key}={_inline(value)}" for key, value in _assignments(rest, ())]
+        assigned = [f"{key}={inline(value)}" for key, value in _assignments(rest, ())]
         found.append(Variant(name, (*(f"{key}=" for key in drop), *assigned)))
     return tuple(found)
 
@@ -128,17 +126,4 @@ def _label(value: Any) -> str:
     if isinstance(value, Mapping) and "name" in value:
         rest = ",".join(f"{key}={_label(each)}" for key, each in value.items() if key != "name")
         return f"{value['name']}({rest})" if rest else str(value["name"])
-    return value if isinstance(value, str) else _inline(value)
-
-
-def _inline(value: Any) -> str:
-    """Returns a value as TOML on one line, tables in braces."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_bare(key)} = {_inline(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
-
-
-def _bare(key: str) -> str:
-    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
+    return value if isinstance(value, str) else inline(value)

@@ -13,12 +13,15 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from titanrl.ablation.plan import is_ablation, plan
+from titanrl.cli.pipeline import folder_of
 from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
 from titanrl.needed_memory import memory
+from titanrl.pipeline.checks import check_pipeline
+from titanrl.pipeline.settings import is_pipeline, load_pipeline
 from titanrl.schema import STAGES, key_name
 from titanrl.verify import verified
 
@@ -30,7 +33,7 @@ __all__ = ["check", "show"]
 
 def check(
     files: Annotated[
-        list[Path], typer.Argument(help="Experiment or ablation files (TOML).", show_default=False)
+        list[Path], typer.Argument(help="Experiment, ablation or pipeline files (TOML).", show_default=False)
     ],
     overrides: SET = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
@@ -43,16 +46,20 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Find every mistake of experiment and ablation files without loading a model."""
+    """Find every mistake of experiment, ablation and pipeline files without loading a model."""
     lazy_torch()
     failed = False
     for file in files:
         needed = ""
         try:
-            if is_ablation(file):
-                if data:
-                    raise ConfigError(f"{file}: --data reads experiments; give it the ablation's base.")
+            kind = "ablation" if is_ablation(file) else "pipeline" if is_pipeline(file) else ""
+            if kind and data:
+                raise ConfigError(f"{file}: --data reads experiments, not {kind}s; name those that it uses.")
+            if kind == "ablation":
                 plan(file, overrides or [], nproc)
+            elif kind == "pipeline":
+                stages = load_pipeline(file, folder_of(file), overrides or [])
+                check_pipeline(stages, folder_of(file), nproc)
             else:
                 experiment = verified(file, overrides or [], nproc)
                 ranks = nproc or experiment.parallelism.least_ranks

@@ -14,6 +14,7 @@ from rich.table import Table
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.train import SET
 from titanrl.config import load
+from titanrl.config.dump import inline
 from titanrl.report.folder import RunFolder, write_atomic
 from titanrl.verify import verified
 
@@ -44,7 +45,7 @@ def evaluate(
     replaced = []
     if judged is not None:
         path = judged if run is None else load(RunFolder(run).config).model.path
-        replaced = [f"model.path={json.dumps(str(path))}"]
+        replaced = [f"model.path={inline(str(path))}"]
     experiment = verified(file, [*replaced, *given], ranks)
     options = [f"--{name}={value}" for name, value in (("model", model), ("to", to)) if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in given)])

@@ -9,8 +9,15 @@ from typing import Annotated
 import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.pipeline.checks import check_pipeline
+from titanrl.pipeline.settings import load_pipeline
 
-__all__ = ["pipeline"]
+__all__ = ["folder_of", "pipeline"]
+
+
+def folder_of(file: Path) -> Path:
+    """Returns where the stages of a pipeline go unless --to says where."""
+    return Path("runs") / f"{file.stem}-pipeline"
 
 
 def pipeline(
@@ -27,10 +34,9 @@ def pipeline(
 ) -> None:
     """Run the stages of a pipeline; called again, carry on at the stage that did not end."""
     overrides, ranks = overrides or [], world_size(nproc)
-    folder = Path("runs") / f"{file.stem}-pipeline" if to is None else to
-    from titanrl.pipeline.settings import load_pipeline
-
+    folder = folder_of(file) if to is None else to
     loaded = load_pipeline(file, folder, overrides)
+    check_pipeline(loaded, folder, ranks)
     become_ranks(nproc, ["pipeline", str(file), f"--to={folder}", *(f"--set={each}" for each in overrides)])
     from titanrl.pipeline.run import run_pipeline
 

@@ -61,8 +61,14 @@ def _keys_of_sampling(
     ]
 
 
-def _alerts(data: DataSettings | None, alerts: Alerts) -> list[Problem]:
-    if data is None or alerts == type(alerts)():
+def _alerts(data: DataSettings | None, alerts: Alerts, algorithm: Algorithm) -> list[Problem]:
+    if data is None:
+        if algorithm.compares_groups or "equal_groups" not in alerts.stop:
+            return []
+        got = "no advantage" if algorithm.advantage is None else label(algorithm.advantage)
+        text = f"must not name 'equal_groups', which {got} never raises: it compares no groups; leave it out."
+        return [Problem("alerts", text, "stop")]
+    if alerts == type(alerts)():
         return []
     return [
         Problem("alerts", "must be absent with [data]: it watches how sampled answers change; remove it.")

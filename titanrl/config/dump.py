@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -12,7 +14,7 @@ import tomli_w
 from titanrl.decode import Component, Extended, element, settable
 from titanrl.registry import name_of
 
-__all__ = ["difference", "dumps", "to_table"]
+__all__ = ["difference", "dumps", "inline", "to_table"]
 
 SHOWN = 5
 """Keys that a difference names; the others it counts."""
@@ -55,6 +57,19 @@ def _marked(value: Any, marker: Component | Extended | None) -> Any:
 def dumps(value: Any) -> str:
     """Returns the resolved file as TOML text."""
     return tomli_w.dumps(to_table(value), multiline_strings=False)
+
+
+def inline(value: Any) -> str:
+    """Returns a plain value as TOML on one line, tables in braces, as ``--set`` reads it again."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_bare(key)} = {inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+
+
+def _bare(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
 
 
 def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli
 import tomli_w
 
-from titanrl.config.dump import difference
+from titanrl.config.dump import difference, to_table
+from titanrl.config.load import load
 from titanrl.errors import ConfigError
 from titanrl.loop.answering import Answer
 from titanrl.loop.selection import Selection, identity
@@ -57,8 +57,8 @@ class RFTFolder:
             return 0
         if not self.config.is_file():
             raise ConfigError(f"--to must name a new folder, got '{self.path}', which holds other files.")
-        before = tomli.loads(self.config.read_text("utf-8"))
-        if keys := difference(before, self._resolved):
+        # Read as of today: what was begun before some key was there has that key's default.
+        if keys := difference(to_table(load(self.config)), self._resolved):
             raise ConfigError(
                 f"--to names '{self.path}', begun with other values of {keys}; name a new folder, or give "
                 "the same experiment to carry on."

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tomli
-
 from titanrl.config.dump import difference, to_table
+from titanrl.config.load import load
 from titanrl.engine import start
 from titanrl.errors import ConfigError
 from titanrl.loop import exchange
@@ -26,8 +25,6 @@ from titanrl.report.folder import RunFolder, write_atomic
 from titanrl.verify import verify
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from titanrl.config.experiment import Experiment
     from titanrl.pipeline.settings import Pipeline, Stage
 
@@ -135,8 +132,8 @@ def _trained(experiment: Experiment, home: Path, is_main: bool) -> Path:
 def _refuse_another(experiment: Experiment, stage: Stage, home: Path) -> None:
     """Raises ConfigError where a finished stage was another experiment."""
     folder = home / ("run" if stage.kind == "train" else "data")
-    written: dict[str, Any] = tomli.loads(RunFolder(folder).config.read_text("utf-8"))
-    if keys := difference(written, to_table(experiment)):
+    # Read as of today: a stage made before some key was there has that key's default.
+    if keys := difference(to_table(load(RunFolder(folder).config)), to_table(experiment)):
         raise ConfigError(
             f"stage {stage.name!r} was finished with other values of {keys}; remove '{home}' and the folders "
             "of what follows from it, or name another --to."

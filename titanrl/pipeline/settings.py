@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from titanrl.config.dump import inline
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load, read_toml
+from titanrl.config.merge import parse_value
 from titanrl.decode import decode
 from titanrl.errors import ConfigError, suggest
 
-__all__ = ["Pipeline", "Stage", "load_pipeline"]
+__all__ = ["Pipeline", "Stage", "is_pipeline", "load_pipeline"]
 
 EVALUATE = "evaluate"
 PLACEHOLDER = re.compile(r"\{([\w-]+)\.(\w+)\}")
+MARK = "\ue000"
+"""Stands around the number of a path while a value is read; a private character, so no text has it."""
 OUTPUTS = {"train": ("model", "run"), "rft": ("data",)}
 """What each kind of stage leaves: an exported model and its run folder, or a file of data."""
 
@@ -92,9 +96,9 @@ class Pipeline:
                 )
             return str(self.output(before[name], output, folder))
 
-        overrides = [PLACEHOLDER.sub(filled, each) for each in stage.set]
+        overrides = [_filled(each, filled) for each in stage.set]
         if stage.kind == "train":
-            overrides += [f"run.folder='{folder / stage.name}'", "run.name=run"]
+            overrides += [f"run.folder={inline(str(folder / stage.name))}", "run.name=run"]
         return load(stage.file, overrides)
 
     def output(self, stage: Stage, output: str, folder: Path) -> Path:
@@ -109,7 +113,15 @@ class Pipeline:
     def judge(self, model: Path | str) -> Experiment:
         """Returns the experiment that judges a model folder."""
         assert self.evaluate is not None
-        return load(self.evaluate, [f"model.path='{model}'", *self.evaluate_set])
+        return load(self.evaluate, [f"model.path={inline(str(model))}", *self.evaluate_set])
+
+
+def is_pipeline(path: Path) -> bool:
+    """Whether a file lists stages."""
+    try:
+        return "stage" in read_toml(path)
+    except ConfigError:
+        return False  # Whoever reads the file next says what is wrong with it.
 
 
 def load_pipeline(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -145,6 +157,35 @@ def load_pipeline(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Pi
     if problems:
         raise ConfigError("\n".join(problems))
     return pipeline
+
+
+def _filled(assignment: str, path_of: Callable[[re.Match[str]], str]) -> str:
+    """Returns a ``--set`` argument with paths for its placeholders, whatever characters the paths hold."""
+    key, _, text = assignment.partition("=")
+    paths: list[str] = []
+
+    def mark(match: re.Match[str]) -> str:
+        paths.append(path_of(match))
+        return f"{MARK}{len(paths) - 1}{MARK}"
+
+    marked = PLACEHOLDER.sub(mark, text).strip()
+    if not paths:
+        return assignment
+    try:
+        value = parse_value(marked)
+    except ConfigError:
+        return assignment  # Whoever reads it next says what is wrong with it.
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: put(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [put(each) for each in value]
+        if isinstance(value, str):
+            return re.sub(f"{MARK}(\\d+){MARK}", lambda match: paths[int(match[1])], value)
+        return value
+
+    return f"{key}={inline(put(value))}"
 
 
 def _located(pipeline: Pipeline, parent: Path) -> Pipeline:

@@ -125,6 +125,13 @@ def test_tables_that_do_not_go_with_data_are_refused(
             "[prompts] name must not be 'dataset', which brings fixed answers; use one of: jsonl, lab_source",
         ),
         ([HELD_OUT("messages")], "[evaluation.data] must be absent from an experiment with [prompts]"),
+        (
+            ["algorithm.advantage={name='reinforce_plus_plus'}", "alerts.stop=['equal_groups']"],
+            (
+                "[alerts] stop must not name 'equal_groups', which advantage 'reinforce_plus_plus' never "
+                "raises: it compares no groups; leave it out."
+            ),
+        ),
     ],
 )
 def test_tables_that_do_not_go_with_prompts_are_refused(
