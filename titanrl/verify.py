@@ -61,11 +61,13 @@ def _folders(experiment: Experiment) -> dict[str, str]:
 
 def _models(experiment: Experiment) -> list[Problem]:
     from titanrl.models import inspect
+    from titanrl.models.hf_config import HFConfig
 
     problems, infos = [], {}
     for table, path in _folders(experiment).items():
         try:
             infos[table] = inspect(path)
+            HFConfig.read(path)
         except ConfigError as error:
             problems += [Problem(table, f"must be a model folder: {error}", "path")]
     training = experiment.training

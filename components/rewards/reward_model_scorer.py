@@ -36,29 +36,53 @@ def facts_of(folder: str | Path) -> ModelFacts:
     """Returns the facts of a folder of transformers' ...ForSequenceClassification.
 
     Raises:
-        ConfigError: a missing file, or another kind of model: its head would be drawn at random.
+        ConfigError: a missing or broken file, or another kind of model: its head would be drawn at random.
     """
-    from tokenizers import Tokenizer
-
     folder = Path(folder)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ConfigError(
                 f"reward model folder '{folder}' has no {name}; write one with `titanrl export`."
             )
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    (architecture, *_) = config.get("architectures") or ["none"]
-    if not architecture.endswith("ForSequenceClassification"):
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        architecture = (config.get("architectures") or ["none"])[0]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(folder, "config.json", error) from None
+    if not str(architecture).endswith("ForSequenceClassification"):
         raise ConfigError(
             f"reward model folder '{folder}' must hold a ...ForSequenceClassification, got {architecture}; "
             "train one with [model] head = 'value' and write it with `titanrl export`."
         )
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    return ModelFacts(
-        heads=tuple(names[key] for key in sorted(names, key=int)),
-        max_length=int(config["max_position_embeddings"]),
-        vocab_size=int(config["vocab_size"]),
-        vocabulary=fingerprint(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()),
+    try:
+        return ModelFacts(
+            heads=tuple(names[key] for key in sorted(names, key=int)),
+            max_length=int(config["max_position_embeddings"]),
+            vocab_size=int(config["vocab_size"]),
+            vocabulary=fingerprint(_vocabulary(folder)),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _broken(folder, "config.json", error) from None
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    try:
+        found: dict[str, int] = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    except Exception as error:  # tokenizers raises bare Exception
+        raise _broken(folder, "tokenizer.json", error) from None
+    return found
+
+
+def _broken(folder: Path, file: str, error: Exception) -> ConfigError:
+    what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return ConfigError(
+        f"reward model folder '{folder}': {file} cannot be read: {what}; write the folder anew with "
+        "`titanrl export`."
     )
 
 

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from titanrl.errors import ConfigError
 from titanrl.lazy import lazy_torch
 
 __all__ = ["report"]
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def report(
@@ -19,6 +22,8 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Show runs, overlaid, on one page that needs no network: results, curves, times, samples, settings."""
+    if to.suffix not in (".html", *PICTURES):
+        raise ConfigError(f"--to must end in one of .html, {', '.join(PICTURES)}, got {str(to)!r}.")
     if to.suffix == ".html":
         from titanrl.report.run_report import write_report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from titanrl.errors import ConfigError, suggest
 
 __all__ = [
     "ARCHITECTURES", "FAMILIES", "LANGUAGE", "VALUE", "ModelInfo", "atomic_folder", "inspect",
-    "is_value_architecture", "num_labels", "read_json", "vocabulary",
+    "is_value_architecture", "num_labels", "read_json", "vocabulary", "whole",
 ]  # fmt: skip
 
 FAMILIES = {"Llama": "llama3", "Qwen3": "qwen3", "Qwen3Moe": "qwen3", "DeepseekV3": "deepseek_v3"}
@@ -76,7 +76,8 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
             f"`titanrl model import PATH|HUB_ID|GGUF`."
         )
     config = read_json(path / "config.json", where)
-    (architecture, *_) = config.get("architectures") or ["none"]
+    named = config.get("architectures") or "none"
+    architecture = str(named[0] if isinstance(named, list) else named)
     if architecture not in ARCHITECTURES:
         raise ConfigError(
             f"{where}: architecture {architecture!r} is not supported{suggest(architecture, ARCHITECTURES)}; "
@@ -90,7 +91,7 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         raise ConfigError(f"{where} holds quantized weights; import its dense or GGUF original instead.")
     if not (path / "tokenizer.json").is_file():
         raise ConfigError(f"{where} has no tokenizer.json; make one with `titanrl model import`.")
-    vocab_size, num_tokens = int(config["vocab_size"]), _num_tokens(path / "tokenizer.json", where)
+    vocab_size, num_tokens = whole(config, "vocab_size", where), _num_tokens(path / "tokenizer.json", where)
     if num_tokens > vocab_size:
         raise ConfigError(
             f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding "
@@ -107,7 +108,7 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         architecture=architecture,
         vocab_size=vocab_size,
         num_tokens=num_tokens,
-        max_length=int(config["max_position_embeddings"]),
+        max_length=whole(config, "max_position_embeddings", where),
         # Hugging Face's default is per family and both families here are untied unless they say so.
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_chat_template=_has_chat_template(path),
@@ -128,6 +129,22 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {path.name} is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: {path.name} must hold an object, got {type(value).__name__}.")
+    return value
+
+
+def whole(config: Mapping[str, Any], key: str, where: str) -> int:
+    """Returns a whole number of a config.json.
+
+    Raises:
+        ConfigError: it isn't there, or is none.
+    """
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        got = repr(value) if key in config else "nothing"
+        raise ConfigError(
+            f"{where}: config.json must give {key} as a whole number, got {got}; restore the config.json "
+            "that belongs to the weights, or import the model again."
+        )
     return value
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from titanrl.errors import ConfigError
-from titanrl.models.folder import ARCHITECTURES, FAMILIES, LANGUAGE, VALUE, is_value_architecture, num_labels
+from titanrl.models.folder import (
+    ARCHITECTURES,
+    FAMILIES,
+    LANGUAGE,
+    VALUE,
+    is_value_architecture,
+    num_labels,
+    read_json,
+    whole,
+)
 
 __all__ = ["Experts", "HFConfig", "LatentAttention", "value_model_keys"]
 
@@ -87,7 +95,7 @@ class HFConfig:
 
         Raises:
             ConfigError: no such file; an architecture, number of labels, bias, activation or rope that isn't
-                computed here.
+                computed here; a key that is missing or none of its kind.
         """
         path = Path(folder) / "config.json"
         if not path.is_file():
@@ -95,7 +103,21 @@ class HFConfig:
                 f"[model] path has no config.json, got {str(folder)!r}; give a Hugging Face folder, or fetch "
                 "a model with `titanrl model get`."
             )
-        raw = json.loads(path.read_text())
+        where = f"model folder '{folder}'"
+        raw = read_json(path, where)
+        try:
+            return cls._of(raw, path, where)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
+            raise ConfigError(
+                f"{where}: config.json {what}; restore the config.json that belongs to the weights, or "
+                "import the model again."
+            ) from None
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any], path: Path, where: str) -> HFConfig:
         architectures = raw.get("architectures") or []
         architecture = next((name for name in architectures if name in ARCHITECTURES), None)
         if architecture is None:
@@ -124,15 +146,15 @@ class HFConfig:
             )
         return cls(
             family=family,
-            dim=raw["hidden_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
+            dim=whole(raw, "hidden_size", where),
+            num_layers=whole(raw, "num_hidden_layers", where),
+            num_heads=whole(raw, "num_attention_heads", where),
+            num_kv_heads=raw.get("num_key_value_heads") or whole(raw, "num_attention_heads", where),
             head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            hidden_dim=raw["intermediate_size"],
-            vocab_size=raw["vocab_size"],
-            max_length=raw["max_position_embeddings"],
-            norm_eps=raw["rms_norm_eps"],
+            hidden_dim=whole(raw, "intermediate_size", where),
+            vocab_size=whole(raw, "vocab_size", where),
+            max_length=whole(raw, "max_position_embeddings", where),
+            norm_eps=float(raw["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=rope if kind == "llama3" else {},
             tied=bool(raw.get("tie_word_embeddings", False)),

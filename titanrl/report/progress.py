@@ -78,7 +78,7 @@ class StepView:
     def message(self, text: str) -> None:
         """Prints a line above the live view."""
         if self.enabled:
-            self.console.print(text)
+            self.console.print(text, soft_wrap=True)
 
     def step(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         """Shows one finished step.

@@ -264,3 +264,10 @@ def test_shown_file_states_every_default(file: Path) -> None:
         "clip_high": 0.2,
         "reads": ["old_logprob", "advantage"],
     }
+
+
+def test_report_refuses_an_ending_that_it_does_not_draw(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    result = titanrl("report", tmp_path, "--to", tmp_path / "page.docx")
+    assert result.exit_code == 2
+    assert "--to must end in one of .html, .png, .svg, .pdf, got" in result.output

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from titanrl import ConfigError
+from titanrl.config import load
 from titanrl.models import inspect
 from titanrl.models.folder import atomic_folder
+from titanrl.models.hf_config import HFConfig
 from titanrl.models.tiny import create
+from titanrl.verify import verify
+
+TINY_GRPO = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 
 
 @pytest.fixture
@@ -91,6 +96,18 @@ def more_tokens(folder: Path) -> None:
             lambda folder: change(folder / "config.json", vocab_size=4096),
             "wrong vocabulary: config.json says",
         ),
+        (
+            lambda folder: change(folder / "config.json", vocab_size=None),
+            "config.json must give vocab_size as a whole number, got None; restore the config.json",
+        ),
+        (
+            lambda folder: change(folder / "config.json", max_position_embeddings="256"),
+            "config.json must give max_position_embeddings as a whole number, got '256'",
+        ),
+        (
+            lambda folder: change(folder / "config.json", architectures="LlamaForCausal"),
+            "architecture 'LlamaForCausal' is not supported; did you mean 'LlamaForCausalLM'",
+        ),
         (more_tokens, "wrong vocabulary: its tokenizer knows 5001 token ids"),
     ],
 )
@@ -100,6 +117,26 @@ def test_spoiled_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], m
         inspect(folder)
     assert message in str(error.value)
     assert f"model folder '{folder}'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_size", None, "config.json must give hidden_size as a whole number, got None; restore"),
+        ("num_hidden_layers", "two", "must give num_hidden_layers as a whole number, got 'two'"),
+        ("rms_norm_eps", None, "config.json cannot be read: float"),
+        ("rope_parameters", 5, "config.json cannot be read: 'int' object is not iterable; restore"),
+    ],
+)
+def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: Any, message: str) -> None:
+    change(folder / "config.json", **{key: value})
+    with pytest.raises(ConfigError) as error:
+        HFConfig.read(folder)
+    assert message in str(error.value)
+    experiment = load(TINY_GRPO, [f"model.path='{folder}'"])
+    (problem,) = verify(experiment)
+    assert (problem.where, problem.key) == ("model", "path")
+    assert message in problem.message
 
 
 def test_missing_folder_is_refused_with_a_remedy() -> None:

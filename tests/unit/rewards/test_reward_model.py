@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from titanrl.components.rewards.reward_model_scorer import Scorer, facts_of
 from titanrl.config import dumps, load
 from titanrl.config.engine_tables import Training
 from titanrl.engine import Engine, EngineConfig
-from titanrl.errors import TrainingError
+from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
 from titanrl.needed_memory import memory
 from titanrl.ops.sequence import at_last_trainable
@@ -229,3 +230,25 @@ def test_serve_reward_serves_a_folder(folder: Path, monkeypatch: pytest.MonkeyPa
     keys = {"host": "127.0.0.1", "port": 8123, "dtype": "bfloat16", "batch_tokens": 8192}
     assert served == [((str(folder),), keys)]
     assert f"serving {folder} at http://127.0.0.1:8123" in result.output
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.json", "{", "config.json cannot be read: Expecting"),
+        ("config.json", "[]", "config.json cannot be read: 'list' object has no attribute 'get'"),
+        (
+            "config.json",
+            '{"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "x"}}',
+            "config.json cannot be read: 'max_position_embeddings' is missing; write the folder anew",
+        ),
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+    ],
+)
+def test_broken_folder_is_refused(folder: Path, tmp_path: Path, file: str, text: str, message: str) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    (broken / file).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        facts_of(broken)
+    assert message in str(caught.value)
+    assert str(broken) in str(caught.value)
