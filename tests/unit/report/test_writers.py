@@ -6,9 +6,11 @@ import json
 import re
 import shutil
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -86,8 +88,7 @@ def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
     for first, end in ((0, 3), (3, 4)):
         write(folder, settings, first_step=first, steps=end)
         (file,) = folder.path.glob("wandb/offline-run-*/*.wandb")
-        for data in records(file.read_bytes()):
-            record = wandb_internal_pb2.Record.FromString(data)
+        for record in whole(file, wandb_internal_pb2.Record):
             if record.HasField("run"):
                 runs.append((record.run.project, record.run.display_name, record.run.run_id))
             named = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
@@ -96,6 +97,17 @@ def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
     assert numbers == [0.0, 0.25, 0.5, 0.75]
     assert {run[:2] for run in runs} == {("lab", "run")}
     assert len({run[2] for run in runs}) == 1
+
+
+def whole(file: Path, record: Any) -> list[Any]:
+    """Returns all records of a .wandb file, which a process of wandb's ends after the run has let go of it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [record.FromString(data) for data in records(file.read_bytes())]
+        if found and found[-1].HasField("exit"):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{file} has no last record after a minute: {found[-1:]}")
 
 
 def records(data: bytes) -> Iterator[bytes]:
