@@ -9,14 +9,12 @@ __all__ = ["LENGTH", "answers", "deal", "pairs", "starved"]
 
 LENGTH = 40
 # (group, prompt tokens, trained tokens of each row); a row of none is there to be compared with.
-ANSWERS = [(7, 9, (4, 2, 1)), (3, 5, (3, 0, 14, 6)), (5, 12, (23, 2)), (1, 2, (1, 9))]
+ANSWERS = [(7, 9, (4, 2, 1, 3)), (3, 5, (3, 0, 14, 6)), (5, 12, (23, 2, 0)), (1, 2, (1, 9))]
 PAIRS = [(7, 9, (4, 2)), (3, 5, (1, 3)), (5, 12, (23, 0)), (1, 2, (9, 14)), (2, 3, (2, 17))]
-SHARES = 4
-"""Most data-parallel ranks of any mesh."""
 
 
 def answers(seed: int) -> TensorDict:
-    """Returns 11 rows in 4 groups with what policy gradient, regression and distillation read."""
+    """Returns 13 rows in 4 groups with what policy gradient, regression and distillation read."""
     return _batch(ANSWERS, seed)
 
 
@@ -60,8 +58,9 @@ def _batch(groups: list[tuple[int, int, tuple[int, ...]]], seed: int) -> TensorD
 
 
 def starved(batch: TensorDict) -> TensorDict:
-    """Returns the batch with trained tokens in every fourth group only: one rank's, on any mesh."""
-    batch["loss_mask"] = batch["loss_mask"] & (_number(batch) % SHARES == 0)[:, None]
+    """Returns the batch with trained tokens in every second group only: of 2 or 4 ranks half have none."""
+    for key in ("loss_mask", "loss_weight"):
+        batch[key] = batch[key] * (_number(batch) % 2 == 0)[:, None]
     return batch
 
 

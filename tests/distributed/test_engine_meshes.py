@@ -93,7 +93,7 @@ def results(export_folder: Path) -> Results:
         "model": str(model),
         "critic": str(critic),
         "teacher": str(teacher),
-        "losses": ["ppo_clip", "gspo", "dpo", "sft", "topk_distill"],
+        "losses": ["ppo_clip starved", "gspo starved", "dpo starved", "sft starved", "topk_distill"],
         "max_norm": 0.05,
     }
     kinds = {
@@ -184,6 +184,18 @@ def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, 
             here = torch.isin(wanted["group_id"], found["group_id"])
             mine = {key: value.float() for key, value in found.items()}
             assert_near(mine, {key: value[here].float() for key, value in wanted.items()})
+
+
+def test_micro_batches_are_uneven_and_ranks_of_some_steps_train_nothing(results: Results) -> None:
+    """Else equal parts would hide a mean over micro-batches or ranks."""
+    (one,) = results[1, "untied"]
+    for step, parts in one["trained"].items():
+        assert len(set(parts)) >= 2, step
+        for processes, mesh in ((2, "fsdp"), (4, "hsdp")):
+            ranks = [rank["trained"][step] for rank in results[processes, f"{mesh} untied"]]
+            assert sum(map(sum, ranks)) == sum(parts)
+            assert len(set(map(tuple, ranks))) >= 2
+            assert sum(not any(rank) for rank in ranks) == (processes // 2 if "starved" in step else 0)
 
 
 def test_gradients_are_clipped_in_most_steps(results: Results) -> None:

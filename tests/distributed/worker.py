@@ -8,11 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import titanrl.models.accelerator  # isort: skip  # before torchtitan
+
 import torch
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
+from torchtitan.distributed import fsdp
 
 import titanrl
 from tests.distributed.batches import LENGTH, answers, deal, pairs, starved
@@ -34,8 +39,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "topk_distill": {"name": "topk_distill", "direction": "jsd"},
     "value": {"name": "value"},
 }
-STARVED = "gspo"
-"""The loss of the step in which one rank has all trained tokens."""
+STARVED = " starved"
+"""Ends the name of a step in which ranks are without a trained token."""
 POLICY_SCORES = ("logprob", "entropy", "sum_pi_squared")
 TEACHER_SCORES = ("logprob", "likeliest_ids", "likeliest_logprob")
 BETA, ETA = 0.05, 0.01
@@ -80,7 +85,12 @@ def make_engine(case: dict[str, Any]) -> Engine:
         EngineConfig(
             model=case["model"],
             critic=CriticModel(path=case["critic"], optimizer=OPTIMIZER) if "critic" in case else None,
-            frozen={"teacher": FrozenModel(case["teacher"], top_k=7)} if "teacher" in case else {},
+            frozen={
+                "reference": FrozenModel(case["model"]),
+                "teacher": FrozenModel(case["teacher"], top_k=7),
+            }
+            if "teacher" in case
+            else {},
             steps=10,
             training=Training(
                 seq_len=LENGTH + 1,
@@ -95,30 +105,43 @@ def make_engine(case: dict[str, Any]) -> Engine:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Returns {step: {metrics, gradients, clipped}}, the scores before each step and the final weights."""
+    """Returns {step: {metrics, gradients, clipped}}, the scores before each step and the final weights.
+
+    Also the trained tokens of each of the steps' micro-batches.
+    """
     engine = make_engine(case)
     trainees = {"": engine.policy} | ({} if engine.critic is None else {"value": engine.critic})
     gradients = Gradients(list(trainees.values()))
-    steps, scores = {}, {}
-    for number, name in enumerate(case["losses"]):
+    steps, scores, trained = {}, {}, {}
+    for number, step in enumerate(case["losses"]):
+        name = step.removesuffix(STARVED)
         batch = (pairs if name == "dpo" else answers)(number)
-        rows = deal(starved(batch) if name == STARVED else batch, engine.dp_rank, engine.dp_degree)
+        rows = deal(starved(batch) if name != step else batch, engine.dp_rank, engine.dp_degree)
+        parts = engine.policy.role.micro_batches(rows)
+        trained[step] = [int(part.batch["loss_mask"].sum()) for part in parts]
         seen = engine.score(rows, POLICY_SCORES)
         if "teacher" in case:
             found = engine.frozen["teacher"].score(rows, TEACHER_SCORES)
             seen |= {f"teacher/{key}": value for key, value in found.items()}
+            if number < 2:  # Before the first step it is the policy, then a model of its own.
+                assert engine.is_policy("reference") == (number == 0)
+                seen["reference/logprob"] = engine.frozen["reference"].score(rows)["logprob"]
+            if number == 0:
+                offloaded = engine._role(case["teacher"], frozen_dtype="float32", top_k=7, offload=True)
+                found_there = offloaded.score(rows, TEACHER_SCORES)
+                assert all(torch.equal(found_there[key], value) for key, value in found.items())
             if name == "topk_distill":
                 rows["candidate_ids"] = found["likeliest_ids"]
                 rows["candidate_logprob"] = found["likeliest_logprob"]
         if engine.critic is not None:
             seen |= engine.critic.score(rows, ("value",))
-        scores[name] = seen | {"group_id": rows["group_id"]}
+        scores[step] = seen | {"group_id": rows["group_id"]}
         objectives = {"": policy_objective(name)}
         if engine.critic is not None and name != "dpo":
             objectives["value"] = Objective(loss=titanrl.build("loss", LOSSES["value"]))
         for kind, objective in objectives.items():
             metrics: Sums = trainees[kind].update(rows, objective, (BETA, ETA))
-            steps[f"{kind} beside {name}" if kind else name] = {
+            steps[f"{kind} beside {step}" if kind else step] = {
                 "metrics": metrics, "gradients": gradients.before, "clipped": gradients.after
             }  # fmt: skip
     weights = dict(engine.weights())
@@ -132,7 +155,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.export(case["export"])
     gradients.close()
     engine.close()
-    return {"steps": steps, "scores": scores, "weights": weights, "ends": ends}
+    return {"steps": steps, "scores": scores, "trained": trained, "weights": weights, "ends": ends}
 
 
 def policy_objective(name: str) -> Objective:
@@ -147,6 +170,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # So that the ranks' lines differ in length, and from step to step, as lines of real answers do.
     pipeline.ROUND = 8
+    # TorchTitan pins offloaded weights, which takes a GPU.
+    fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
     seen = {name: run(case) for name, case in cases.items()}
