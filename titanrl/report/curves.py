@@ -72,7 +72,9 @@ def plot(runs: Sequence[Path], to: Path) -> Path:
                     for end in ("low", "high")
                 )
                 axis.fill_between(steps, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
-                axis.set_ylim(bottom=0)
+    for axis, (key, _) in zip(axes.flat, panels, strict=True):
+        if key == "eval/score" and axis.has_data() and axis.dataLim.ymin >= 0:
+            axis.set_ylim(bottom=0)
     for axis in axes[1]:
         axis.set_xlabel("step", fontsize=9)
     if len(runs) > 1:
