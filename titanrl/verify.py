@@ -41,6 +41,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_tokenizers(experiment),
         *_reward_models(experiment),
         *_packages(experiment),
+        *_files(experiment),
         *_sampler(experiment, world_size),
         *_observers(experiment),
         *_meshes(experiment, world_size),
@@ -160,6 +161,19 @@ def _packages(experiment: Experiment) -> list[Problem]:
         for table, part in parts.items()
         for package in getattr(type(part), "requires", ())  # None requires nothing.
         if not is_installed(package)
+    ]
+
+
+def _files(experiment: Experiment) -> list[Problem]:
+    """Returns a Problem for each file of rows that isn't there; a hub's can only be tried."""
+    tables = {"prompts": experiment.prompts, "data": experiment.data}
+    if experiment.evaluation is not None:
+        tables |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in tables}
+    paths = {table: str(getattr(source, "path", "")) for table, source in tables.items()}
+    return [
+        Problem(table, f"must be a file, got {path!r}, which does not exist; check the path.", "path")
+        for table, path in paths.items()
+        if Path(path).suffix in (".jsonl", ".json", ".parquet") and not Path(path).is_file()
     ]
 
 

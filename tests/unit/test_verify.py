@@ -162,3 +162,13 @@ def test_sampler_says_what_it_cannot_sample_from(model: Path) -> None:
     report = texts(experiment(model, "sampler.name=vllm", "sampler.tensor_parallel_size=3"), 4)
     assert "[sampler] name has no attention on a CPU for heads of 8" in report
     assert "[sampler] tensor_parallel_size must divide the 4 ranks" in report
+
+
+def test_file_of_rows_must_be_there(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    source = (f"prompts={{name='jsonl', path='{path}'}}",)
+    assert f"[prompts] path must be a file, got '{path}', which does not exist" in texts(
+        experiment(model, *source)
+    )
+    path.write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    assert texts(experiment(model, *source)) == ""

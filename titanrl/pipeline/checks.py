@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ MODELS = ("model", "reference", "teacher", "critic")
 def check_pipeline(pipeline: Pipeline, folder: Path, world_size: int | None = None) -> None:
     """Refuses a pipeline of which a stage, or the judge, cannot run here.
 
-    A model that a stage has yet to make is taken to be like the one that the stage trains; a reward model
-    that has yet to be made is looked at when its turn comes.
+    A model that a stage has yet to make is taken to be like the one that the stage trains; reward
+    models and rows that have yet to be made are looked at when their turn comes.
 
     Args:
         folder: of the pipeline's run. world_size: as for ``verify``.
@@ -32,13 +32,16 @@ def check_pipeline(pipeline: Pipeline, folder: Path, world_size: int | None = No
         ConfigError: with every mistake of every stage.
     """
     like: dict[str, str] = {}
+    rows: set[str] = set()
     told = []
     for stage in pipeline.stage:
         experiment = _seen(pipeline.experiment(stage, folder), like)
-        if problems := _known(verify(experiment, world_size), experiment, like):
+        if problems := _known(verify(experiment, world_size), experiment, {*like, *rows}):
             told.append(f"stage {stage.name!r}: {ConfigError(problems, file=stage.file)}")
         if stage.kind == "train":
             like[str(pipeline.output(stage, "model", folder))] = experiment.model.path
+        else:
+            rows.add(str(pipeline.output(stage, "data", folder)))
     if pipeline.evaluate is not None:
         judge = pipeline.judge(pipeline.experiment(pipeline.stage[0], folder).model.path)
         if problems := verify(judge, world_size):
@@ -57,12 +60,15 @@ def _seen(experiment: Experiment, like: Mapping[str, str]) -> Experiment:
     return replace(experiment, **changed)
 
 
-def _known(problems: list[Problem], experiment: Experiment, like: Mapping[str, str]) -> list[Problem]:
-    """Returns the problems without those of reward models yet to be made."""
-    paths = [getattr(each.component, "path", None) for each in experiment.reward]
-    awaited = [(f"reward.{i}", "path") for i, path in enumerate(paths) if _is_awaited(path, like)]
-    return [each for each in problems if (each.where, each.key) not in awaited]
+def _known(problems: list[Problem], experiment: Experiment, made: Container[str]) -> list[Problem]:
+    """Returns the problems without those of reward models and rows yet to be made."""
+    parts: dict[str, object] = {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
+    parts |= {"prompts": experiment.prompts, "data": experiment.data}
+    if experiment.evaluation is not None:
+        parts |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in ("prompts", "data")}
+    awaited = [where for where, part in parts.items() if _is_awaited(getattr(part, "path", None), made)]
+    return [each for each in problems if not (each.key == "path" and each.where in awaited)]
 
 
-def _is_awaited(path: str | None, like: Mapping[str, str]) -> bool:
-    return path is not None and path in like and not Path(path).exists()
+def _is_awaited(path: str | None, made: Container[str]) -> bool:
+    return path is not None and path in made and not Path(path).exists()

@@ -100,7 +100,7 @@ def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
 
 
 def whole(file: Path, record: Any) -> list[Any]:
-    """Returns all records of a .wandb file, which a process of wandb's ends after the run has let go of it."""
+    """Returns the records of a .wandb file, which wandb's process ends after the run has let go of it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = [record.FromString(data) for data in records(file.read_bytes())]
