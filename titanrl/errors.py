@@ -58,12 +58,14 @@ class SchemaError(ValueError):
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """Returns those of ``known`` that are one slip of the keys away from ``word``, else the most similar."""
+    """Returns those of ``known`` that begin with ``word``, as "ppo_clip" does with "ppo", or are one slip of
+    the keys away from it; else the most similar."""
     names = {name.casefold(): name for name in known}
     word = word.casefold()
+    whole = sorted(original for name, original in names.items() if name.startswith(f"{word}_"))
     slips = sorted(original for name, original in names.items() if _one_slip(word, name))
-    if slips:
-        return slips
+    if whole or slips:
+        return [*whole, *slips]
     return [names[match] for match in difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)]
 
 

@@ -29,6 +29,7 @@ def test_words_one_slip_away_are_all_near() -> None:
 
 
 def test_similar_words_are_near_when_none_is_one_slip_away() -> None:
+    assert near("ppo", ["cpo", "ppo_clip", "sft"]) == ["ppo_clip", "cpo"]
     assert near("temprature_", ["temperature", "top_k"]) == ["temperature"]
     assert near("zzz", ["temperature", "top_k"]) == []
     assert near("ADAMW", ["AdamW", "SGD"]) == ["AdamW"]
