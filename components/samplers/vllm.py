@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from titanrl.components.samplers.rules import check_settings
 from titanrl.components.samplers.vllm_engine import VLLMSampler
+from titanrl.components.samplers.vllm_heads import Heads
 from titanrl.errors import check_range
 from titanrl.protocols import SamplerHost
 from titanrl.registry import register
@@ -47,7 +46,8 @@ class VLLM:
     max_num_seqs: int = 256
     """Answers decoded side by side, >= 1; the others wait."""
     kv_cache_gib: float | None = None
-    """Memory for keys and values, GiB, > 0; absent: 1 on a CPU, the rest of vLLM's share on a GPU."""
+    """Memory for keys and values, GiB, > 0; absent: on a CPU what a step's answers can need, 1 at most, and
+    the rest of vLLM's share on a GPU."""
     gpu_memory_utilization: float = 0.5
     """Share of a GPU's memory that vLLM may use, in (0, 1]; the trainer needs the rest. Nothing to a CPU."""
     block_size: int | None = None
@@ -75,18 +75,16 @@ class VLLM:
             folder: the model's. world_size: processes that will run; None: not known yet.
         """
         size = self.tensor_parallel_size
-        config = json.loads((Path(folder) / "config.json").read_text())
-        heads = config["num_attention_heads"]
-        key_heads = config.get("num_key_value_heads") or heads
-        width = config.get("head_dim") or config["hidden_size"] // heads
-        is_latent = config.get("kv_lora_rank") is not None  # One small vector, which all heads read.
-        if not is_latent and _is_for_cpus() and width not in CPU_HEAD_DIMS:
+        heads = Heads.read(folder)
+        if not heads.is_latent and _is_for_cpus() and heads.width not in CPU_HEAD_DIMS:
             widths = ", ".join(map(str, CPU_HEAD_DIMS))
-            text = f"has no attention on a CPU for heads of {width}, those of {folder}, only for {widths}"
+            text = (
+                f"has no attention on a CPU for heads of {heads.width}, those of {folder}, only for {widths}"
+            )
             yield "name", f"{text}; use name = 'torch'."
-        if heads % size or (key_heads % size and not is_latent):
-            text = f"must divide the {heads} heads and the {key_heads} heads of keys and values of {folder}"
-            yield "tensor_parallel_size", f"{text}, got {size}."
+        if heads.num % size or (heads.num_keys % size and not heads.is_latent):
+            text = f"must divide the {heads.num} heads and the {heads.num_keys} heads of keys and values of"
+            yield "tensor_parallel_size", f"{text} {folder}, got {size}."
         if world_size is not None and world_size % size:
             text = f"must divide the {world_size} ranks, which share the engines, got {size}"
             yield "tensor_parallel_size", f"{text}; start a multiple of {size} processes (--nproc)."

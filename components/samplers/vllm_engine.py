@@ -10,6 +10,7 @@ import torch
 
 from titanrl.components.samplers.rules import check_rows, top_k_of, top_p_of
 from titanrl.components.samplers.vllm_draw import draw_by_inversion
+from titanrl.components.samplers.vllm_heads import Heads
 from titanrl.components.samplers.vllm_process import kept_process_state, kept_random_state, vllm_module
 from titanrl.components.samplers.vllm_weights import Repacker, load_documented
 from titanrl.errors import ConfigError
@@ -25,6 +26,8 @@ __all__ = ["VLLMSampler"]
 FINISH = {"stop": 0, "length": 1}
 """vLLM's words -> finish_reason; anything else is an abort, 2."""
 GIB = 2**30
+BLOCK = 32
+"""Tokens of a block of keys and values, on a CPU."""
 
 
 class VLLMSampler:
@@ -86,10 +89,12 @@ class VLLMSampler:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
-        if settings.kv_cache_gib is not None or on_cpu:
-            arguments["kv_cache_memory_bytes"] = int((settings.kv_cache_gib or 1.0) * GIB)
+        if settings.kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+        elif on_cpu:
+            arguments["kv_cache_memory_bytes"] = _needed_bytes(settings, host, self._dtype)
         if settings.block_size is not None or on_cpu:
-            arguments["block_size"] = settings.block_size or 32
+            arguments["block_size"] = settings.block_size or BLOCK
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             arguments["distributed_executor_backend"] = "external_launcher"
         if host.engine is not None:
@@ -195,6 +200,19 @@ class VLLMSampler:
         self._llm = self._repacker = None
         gc.unfreeze()  # vLLM froze all objects alive at its start
         gc.collect()
+
+
+def _needed_bytes(settings: VLLM, host: SamplerHost, dtype: str) -> int:
+    """Returns what the keys and values of so many answers take at most, up to a gibibyte."""
+    rows, size = settings.max_num_seqs, settings.tensor_parallel_size
+    if host.num_rows is not None:
+        engines = (1 if host.engine is None else host.engine.world_size) // size
+        rows = min(rows, -(-host.num_rows // engines))
+    block = settings.block_size or BLOCK
+    # Each answer's last block is filled in part, and one belongs to none.
+    tokens = rows * (host.max_length + block) + block
+    numbers = Heads.read(host.model_path).numbers_a_token(size)
+    return min(tokens * numbers * getattr(torch, dtype).itemsize, GIB)  # type: ignore[no-any-return]
 
 
 def _itself(model: Any) -> Any:

@@ -159,6 +159,7 @@ def open_session(
         measures_gap=experiment.data is None
         and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
     )
+    num_rows = None if experiment.data is not None else loop.prompts_per_step * loop.samples_per_prompt
     critic = experiment.critic
     critic_objective = None if critic is None else Objective(loss=critic.loss)
     return Session(
@@ -166,12 +167,18 @@ def open_session(
         held_out_data=examples, scored_keys=scored_keys, objective=objective,
         critic_objective=critic_objective, state=state,
         scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
-        reference_cache=cache, live_sampler=start_sampler(experiment, engine, tokens),
+        reference_cache=cache, live_sampler=start_sampler(experiment, engine, tokens, num_rows),
     )  # fmt: skip
 
 
-def start_sampler(experiment: Experiment, engine: Engine, tokens: Tokens) -> Sampler | None:
-    """Returns the live sampler of an experiment, None where answers are fixed."""
+def start_sampler(
+    experiment: Experiment, engine: Engine, tokens: Tokens, num_rows: int | None = None
+) -> Sampler | None:
+    """Returns the live sampler of an experiment, None where answers are fixed.
+
+    Args:
+        num_rows: answers asked for at a time, on all ranks together; None: unknown.
+    """
     if experiment.sampler is None:
         return None
     return experiment.sampler.start(
@@ -179,6 +186,7 @@ def start_sampler(experiment: Experiment, engine: Engine, tokens: Tokens) -> Sam
             model_path=experiment.model.path, eos_ids=tokens.eos_ids, max_length=experiment.training.seq_len,
             seed=experiment.run.seed, device=engine.device.type,
             dtype=experiment.training.mixed_precision_param,
+            num_rows=num_rows,
             dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
         )
     )  # fmt: skip

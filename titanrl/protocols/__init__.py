@@ -197,6 +197,8 @@ class SamplerHost:
     """Compute dtype of the trainer."""
     dp_rank: int = 0
     dp_degree: int = 1
+    num_rows: int | None = None
+    """Answers asked for at a time, on all ranks together; None: unknown."""
     engine: Any = None
     """The live titanrl.engine.Engine; the `torch` sampler decodes on its modules."""
     tokenizer: Any = None

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.components.samplers.vllm_engine import _sample_of
+from titanrl.components.samplers.vllm_engine import _needed_bytes, _sample_of
 from titanrl.components.samplers.vllm_process import kept_process_state
 from titanrl.errors import ConfigError
 from titanrl.models.tiny import create
@@ -99,3 +100,23 @@ def test_heads_must_divide_and_have_a_width_that_is_computed(tmp_path: Path) -> 
     problems = dict(VLLM(tensor_parallel_size=3).problems(str(narrow), None))
     assert f"for heads of 8, those of {narrow}, only for 32, 64" in problems["name"]
     assert problems["tensor_parallel_size"].startswith("must divide the 4 heads and the 2 heads")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "world_size", "size", "rows"),
+    [(8, 1, 1, 8), (None, 1, 1, 16), (100, 1, 1, 16), (9, 2, 1, 5), (8, 2, 2, 8)],
+)
+def test_cache_holds_the_answers_of_a_step(
+    tmp_path: Path, num_rows: int | None, world_size: int, size: int, rows: int
+) -> None:
+    """A token's keys and values: 2 layers of 2 heads of 8 numbers of 2 bytes each, half of them per rank."""
+    folder = create(tmp_path, layers=2, hidden=32, heads=4, kv_heads=2)
+    host = host_of(folder, engine=SimpleNamespace(world_size=world_size), num_rows=num_rows)
+    settings = VLLM(max_num_seqs=16, block_size=16, tensor_parallel_size=size)
+    tokens = rows * (host.max_length + 16) + 16
+    assert _needed_bytes(settings, host, "bfloat16") == tokens * 2 * 2 * (2 // size) * 8 * 2
+
+
+def test_cache_takes_a_gibibyte_at_most(tmp_path: Path) -> None:
+    host = replace(host_of(create(tmp_path)), max_length=10**6)
+    assert _needed_bytes(VLLM(), host, "float32") == 2**30
