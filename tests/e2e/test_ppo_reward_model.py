@@ -15,10 +15,10 @@ from titanrl.models import tiny
 # A random reward model and a policy that cannot add: only the score of the reward model can rise. Held to its
 # reference the policy would stay where it is.
 EXPLOITING = [
-    "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=12",
+    "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=16",
     "algorithm.advantage.lam=1.0",
     "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.every=0",
-    "evaluation.num_prompts=4", "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=12",
+    "evaluation.num_prompts=4", "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=16",
     "report.tensorboard=false",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ def test_reward_model_that_is_exploited_raises_the_alert_of_reward_hacking(run):
     assert rows[-1]["reward/reward_model"] > rows[1]["reward/reward_model"] + rows[1]["reward/std"]
     assert rows[-1]["eval/score"] <= rows[0]["eval/score"]
     told = [row for row in lines(run, "alerts.jsonl") if row["name"] == "reward_hacking"]
-    assert [row["step"] for row in told] == [12]
+    assert [row["step"] for row in told] == [16]
     assert rows[-1]["reward/mean"] == pytest.approx(
         rows[-1]["reward/reward_model"]
     )  # the verifier moves nothing

@@ -32,8 +32,10 @@ def live_bytes() -> int:
     gc.collect()
     found: dict[int, int] = {}
     for each in gc.get_objects():
-        # No fake tensors, which a compiler may have left.
+        # No fake or wrapped tensors, which a compiler may have left.
         if type(each) in (torch.Tensor, torch.nn.Parameter, DTensor) and each.device.type == "cpu":
+            if torch._C._functorch.is_functorch_wrapped_tensor(each):
+                continue
             storage = getattr(each, "_local_tensor", each).untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
