@@ -17,15 +17,14 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from benchmarks.smollm2 import MODEL, fast_dtype, needs_model
 from benchmarks.timing import peak_bytes
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.packing import plan
-from titanrl.models.accelerator import computes_bfloat16
 from titanrl.objective import Objective
 from titanrl.ops.bins import balance, pack
 
-MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 GROUPS, ANSWERS, ROUNDS = 4, 8, 2
 TURNS, TURN = 4, 32
 BUDGET = 4096
@@ -79,11 +78,11 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not MODEL.is_dir(), reason="needs `titanrl model get smollm2-135m`")
+@needs_model
 @pytest.mark.parametrize("case", CASES)
 def test_shared_prefixes(case: str, benchmark: Any, tmp_path: Path, one_thread: None) -> None:
     make, at_least, at_most = CASES[case]
-    dtype = "bfloat16" if computes_bfloat16() else "float32"
+    dtype = fast_dtype()
     training = Training(seq_len=512, max_tokens_per_microbatch=20_000, mixed_precision_param=dtype)
     engine = Engine(EngineConfig(model=str(MODEL), training=training, optimizer=Optimizer(lr=1e-6)))
     objective = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}), on_policy=True)

@@ -6,32 +6,28 @@ medians of CPU time. Run: ``pytest benchmarks/test_bench_sampling.py --benchmark
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.smollm2 import MODEL, NO_TOKEN, needs_model, needs_vllm, trainer
 from titanrl.components.samplers.torch import Torch
 from titanrl.components.samplers.vllm import VLLM
 from titanrl.loop.buffer import assemble
-from titanrl.models.accelerator import computes_bfloat16
-from titanrl.protocols import PromptRow, Sample, SamplerHost
+from titanrl.protocols import PromptRow, Sample
 
-MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 TOKENS, ROUNDS = 64, 3
-NO_TOKEN = 49151  # an id that is practically never sampled: every answer gets its 64 tokens
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not MODEL.is_dir(), reason="needs `titanrl model get smollm2-135m`"),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+    needs_model,
+    needs_vllm,
 ]
 
 
@@ -41,10 +37,8 @@ class Bench:
     def __init__(self) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from titanrl.config.engine_tables import Training
-        from titanrl.engine import Engine, EngineConfig
-
-        self.dtype = "bfloat16" if computes_bfloat16() else "float32"
+        self.engine, host = trainer()
+        self.dtype = host.dtype
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
         chats = [
             [{"role": "user", "content": f"What is {i} + {3 * i}? Explain each step."}] for i in range(8)
@@ -56,12 +50,6 @@ class Bench:
         self.rows = [
             PromptRow(ids, group, sample) for group, ids in enumerate(prompts) for sample in range(8)
         ]
-        training = Training(seq_len=256, mixed_precision_param=self.dtype)
-        self.engine = Engine(EngineConfig(model=str(MODEL), training=training))
-        host = SamplerHost(
-            model_path=str(MODEL), eos_ids=(NO_TOKEN,), max_length=256, seed=0, dtype=self.dtype,
-            engine=self.engine,
-        )  # fmt: skip
         self.vllm = VLLM(max_response_tokens=TOKENS).start(host)
         self.vllm.load(self.engine.weights(), version=0)
         self.torch = Torch(max_response_tokens=TOKENS).start(host)

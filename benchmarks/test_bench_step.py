@@ -28,23 +28,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from benchmarks.smollm2 import MODEL, NO_TOKEN, fast_dtype, needs_model, needs_vllm
 from titanrl import register
 from titanrl.loop.loop import train_step
 from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock
 from titanrl.loop.session import Session, open_session
 from titanrl.loop.stages import sync
-from titanrl.models.accelerator import computes_bfloat16
 from titanrl.ops.text import texts
 
-MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 PROMPTS, SAMPLES, ROUNDS = 8, 8, 4
 PATTERN = r".*[a-m]\W*"
 """What is rewarded: an answer whose last letter is in the alphabet's first half; about every second one."""
 GROUP = 600
 """Distinct tokens of a prompt and its answers, at most."""
-NO_END = 49151
-"""An id that is practically never sampled stands for the end token, so that every answer gets its 64."""
 
 
 @register("reward", "bench_every_second_prompt")
@@ -63,8 +60,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not MODEL.is_dir(), reason="needs `titanrl model get smollm2-135m`"),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+    needs_model,
+    needs_vllm,
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: `make bench` installs it"),
 ]
 
@@ -88,7 +85,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_faster_than_trl(name: str, tmp_path: Path, benchmark: Any) -> None:
     case = CASES[name]
-    if case.trl_dtype == "bfloat16" and our_dtype() != "bfloat16":
+    if case.trl_dtype == "bfloat16" and fast_dtype() != "bfloat16":
         pytest.skip("this CPU emulates bfloat16")
     model = endless_model(tmp_path / "model")
     with closing(our_session(model, case.tokens, tmp_path)) as session:
@@ -100,7 +97,8 @@ def test_a_step_is_faster_than_trl(name: str, tmp_path: Path, benchmark: Any) ->
     # The first step of each warms up.
     ratio = statistics.median(theirs / own for theirs, own in zip(peer[1:], ours.seconds[2:], strict=True))
     benchmark.extra_info.update(
-        seconds={"ours": ours.seconds, "trl": peer}, ratio=ratio, dtype=our_dtype(), trl_dtype=case.trl_dtype,
+        seconds={"ours": ours.seconds, "trl": peer}, ratio=ratio,
+        dtype=fast_dtype(), trl_dtype=case.trl_dtype,
         stages={"ours": medians(ours.stages[2:]), "trl": medians(peer_stages[1:])},
         threads=torch.get_num_threads(), torch=torch.__version__,
     )  # fmt: skip
@@ -140,7 +138,7 @@ def test_a_step_takes_no_more_memory_than_trl(dtype: str, tmp_path: Path, benchm
     """
     if benchmark.disabled:
         pytest.skip("nothing to check without measuring")
-    if dtype == "bfloat16" and our_dtype() != "bfloat16":
+    if dtype == "bfloat16" and fast_dtype() != "bfloat16":
         pytest.skip("this CPU emulates bfloat16")
     model = endless_model(tmp_path / "model")
     peaks = {who: in_a_process(peak, who, dtype, model, tmp_path) for who in ("ours", "trl")}
@@ -208,15 +206,11 @@ class Steps:
         assert metrics["sample/tokens"] == PROMPTS * SAMPLES * self._tokens
         assert metrics["update/skipped"] == 0
         # bfloat16 rounds logits of 30 to steps of an eighth, in sampler and trainer alike.
-        assert metrics["sample/logprob_gap"] < (1e-4 if our_dtype() == "float32" else 6e-2)
+        assert metrics["sample/logprob_gap"] < (1e-4 if fast_dtype() == "float32" else 6e-2)
 
 
 def medians(stages: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(step[name] for step in stages) for name in stages[0]}
-
-
-def our_dtype() -> str:
-    return "bfloat16" if computes_bfloat16() else "float32"
 
 
 def chats() -> list[Any]:
@@ -242,7 +236,7 @@ def our_session(
     prompts.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats()))
     rewards: list[Any] = [{"name": "format_regex", "pattern": PATTERN}]
     loop = {"steps": 100, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES}
-    training: dict[str, Any] = {"max_tokens_per_microbatch": 8192, "mixed_precision_param": our_dtype()}
+    training: dict[str, Any] = {"max_tokens_per_microbatch": 8192, "mixed_precision_param": fast_dtype()}
     if pure is not None:
         training = {"max_tokens_per_microbatch": GROUP, "dtype": pure, "mixed_precision_param": pure}
     if skip is not None:
@@ -337,10 +331,10 @@ def endless_model(folder: Path) -> Path:
     for path in MODEL.iterdir():
         (folder / path.name).symlink_to(path.resolve())
     token = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
-    name = next(text for text, index in token.items() if index == NO_END)
+    name = next(text for text, index in token.items() if index == NO_TOKEN)
     for file, value in (
-        ("config.json", NO_END),
-        ("generation_config.json", NO_END),
+        ("config.json", NO_TOKEN),
+        ("generation_config.json", NO_TOKEN),
         ("tokenizer_config.json", name),
     ):
         path = folder / file

@@ -8,7 +8,6 @@ leaves a tied head on a CPU at its old packed weights, so peers pack it anew (a 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import statistics
 import time
@@ -21,20 +20,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from benchmarks.smollm2 import needs_model, needs_vllm, trainer
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.models.accelerator import computes_bfloat16
-from titanrl.protocols import PromptRow, SamplerHost
+from titanrl.protocols import PromptRow
 
-MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 ROUNDS = 9
-NO_TOKEN = 49151  # an id that is practically never sampled: every answer has the same length
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not MODEL.is_dir(), reason="needs `titanrl model get smollm2-135m`"),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+    needs_model,
+    needs_vllm,
 ]
 
 
@@ -42,16 +39,8 @@ class Transfers:
     """One trainer, one engine of vLLM, and three ways from one to the other."""
 
     def __init__(self, folder: Path) -> None:
-        from titanrl.config.engine_tables import Training
-        from titanrl.engine import Engine, EngineConfig
-
-        self.dtype = "bfloat16" if computes_bfloat16() else "float32"
-        training = Training(seq_len=256, mixed_precision_param=self.dtype)
-        self.engine = Engine(EngineConfig(model=str(MODEL), training=training))
-        host = SamplerHost(
-            model_path=str(MODEL), eos_ids=(NO_TOKEN,), max_length=256, seed=0, dtype=self.dtype,
-            engine=self.engine,
-        )  # fmt: skip
+        self.engine, host = trainer()
+        self.dtype = host.dtype
         self.vllm = VLLM(max_response_tokens=16).start(host)
         self._file = str(folder / "model.safetensors")
 
