@@ -11,7 +11,7 @@ import torch
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble
 from titanrl.loop.sampling import sampled
-from titanrl.loop.scoring import score_rewards
+from titanrl.loop.scoring import score_once
 from titanrl.loop.session import Session, start_sampler
 from titanrl.loop.tokens import Tokens
 
@@ -115,9 +115,7 @@ def judged_answers(
     if kept:
         local = [rows[number] for number in kept]
         batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scores, failures = exchange.from_first(
-            host.engine.row_groups, lambda: score_rewards(batch, host.experiment.reward)
-        )
+        scores, failures = score_once(host.engine, batch, host.experiment.reward)
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
             answer = Answer(

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from titanrl.errors import ConfigError
+from titanrl.loop import exchange
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from titanrl.engine import Engine
     from titanrl.protocols import RewardFunction
 
-__all__ = ["RewardTerm", "Scored", "score_rewards"]
+__all__ = ["RewardTerm", "score_once", "score_rewards"]
 
 Scored: TypeAlias = tuple[dict[str | tuple[str, ...], torch.Tensor], dict[str, float]]
 """Batch keys of rewards and their scores [N], and failures by metric name."""
@@ -36,6 +38,11 @@ class RewardTerm(Protocol):
     def failure(self) -> float: ...
     @property
     def deadline_seconds(self) -> float | None: ...
+
+
+def score_once(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
+    """Returns what ``score_rewards`` returns; of ranks with the same rows the first asks. A collective."""
+    return exchange.from_first(engine.row_groups, lambda: score_rewards(batch, rewards))
 
 
 def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:

@@ -11,9 +11,8 @@ from tensordict import TensorDict
 
 from titanrl.loop.buffer import assemble
 from titanrl.loop.critic import critic_values
-from titanrl.loop.exchange import from_first
 from titanrl.loop.sampling import sampled
-from titanrl.loop.scoring import Scored, score_rewards
+from titanrl.loop.scoring import score_once
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 
@@ -54,14 +53,9 @@ def _greedy_rewards(session: Session, rows: Sequence[PromptRow], step: int) -> t
     reward failed on one."""
     first_of = {row.group: row for row in reversed(rows)}
     batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
-    rewards, failures = _rewards(session, batch)
+    rewards, failures = score_once(session.engine, batch, session.experiment.reward)
     found = dict(zip(batch["group_id"].tolist(), rewards["reward"].tolist(), strict=True))
     return found, sum(failures.values())
-
-
-def _rewards(session: Session, batch: TensorDict) -> Scored:
-    """Returns what score_rewards returns; ranks with the same rows ask once."""
-    return from_first(session.engine.row_groups, lambda: score_rewards(batch, session.experiment.reward))
 
 
 def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
@@ -69,7 +63,7 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, fl
     batch = batch.copy()
     failures: dict[str, float] = {}
     if session.experiment.reward:
-        rewards, failures = _rewards(session, batch)
+        rewards, failures = score_once(session.engine, batch, session.experiment.reward)
         batch.update(rewards)
     if session.experiment.algorithm.old_logprob == "sampler":
         batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
