@@ -147,10 +147,8 @@ def _reward_models(experiment: Experiment) -> list[Problem]:
 
 
 def _packages(experiment: Experiment) -> list[Problem]:
-    parts: dict[str, Any] = {name: getattr(experiment, name) for name in ("sampler", "prompts", "data")}
+    parts: dict[str, Any] = {"sampler": experiment.sampler} | experiment.sources()
     parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
-    if experiment.evaluation is not None:
-        parts |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in ("prompts", "data")}
     return [
         Problem(
             table,
@@ -166,10 +164,7 @@ def _packages(experiment: Experiment) -> list[Problem]:
 
 def _files(experiment: Experiment) -> list[Problem]:
     """Returns a Problem for each file of rows that isn't there; a hub's can only be tried."""
-    tables = {"prompts": experiment.prompts, "data": experiment.data}
-    if experiment.evaluation is not None:
-        tables |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in tables}
-    paths = {table: str(getattr(source, "path", "")) for table, source in tables.items()}
+    paths = {table: str(getattr(source, "path", "")) for table, source in experiment.sources().items()}
     return [
         Problem(table, f"must be a file, got {path!r}, which does not exist; check the path.", "path")
         for table, path in paths.items()
@@ -179,14 +174,14 @@ def _files(experiment: Experiment) -> list[Problem]:
 
 def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
     """Returns what the sampler itself says against the model or the processes."""
-    from titanrl.models import inspect
+    from titanrl.models.hf_config import HFConfig
 
     problems = getattr(experiment.sampler, "problems", None)
     if problems is None:
         return []
     path = experiment.model.path
     try:
-        inspect(path)
+        HFConfig.read(path)
     except ConfigError:
         return []  # What is wrong with the folder has been said.
     return [Problem("sampler", text, key) for key, text in problems(path, world_size)]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,46 +45,43 @@ def facts_of(folder: str | Path) -> ModelFacts:
             raise ConfigError(
                 f"reward model folder '{folder}' has no {name}; write one with `titanrl export`."
             )
-    try:
+    with _reading(folder, "config.json"):
         config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
         architecture = (config.get("architectures") or ["none"])[0]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _broken(folder, "config.json", error) from None
-    if not str(architecture).endswith("ForSequenceClassification"):
-        raise ConfigError(
-            f"reward model folder '{folder}' must hold a ...ForSequenceClassification, got {architecture}; "
-            "train one with [model] head = 'value' and write it with `titanrl export`."
-        )
-    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    try:
+        if not str(architecture).endswith("ForSequenceClassification"):
+            raise ConfigError(
+                f"reward model folder '{folder}' must hold a ...ForSequenceClassification, got "
+                f"{architecture}; train one with [model] head = 'value' and write it with `titanrl export`."
+            )
+        names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
         return ModelFacts(
             heads=tuple(names[key] for key in sorted(names, key=int)),
             max_length=int(config["max_position_embeddings"]),
             vocab_size=int(config["vocab_size"]),
             vocabulary=fingerprint(_vocabulary(folder)),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise _broken(folder, "config.json", error) from None
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
+    with _reading(folder, "tokenizer.json"):
+        return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+
+
+@contextmanager
+def _reading(folder: Path, file: str) -> Iterator[None]:
+    """Raises ConfigError, naming the file, for whatever comes of reading it; tokenizers raises any kind."""
     try:
-        found: dict[str, int] = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-    except Exception as error:  # tokenizers raises bare Exception
-        raise _broken(folder, "tokenizer.json", error) from None
-    return found
-
-
-def _broken(folder: Path, file: str, error: Exception) -> ConfigError:
-    what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return ConfigError(
-        f"reward model folder '{folder}': {file} cannot be read: {what}; write the folder anew with "
-        "`titanrl export`."
-    )
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"reward model folder '{folder}': {file} cannot be read: {what}; write the folder anew with "
+            "`titanrl export`."
+        ) from None
 
 
 def num_parameters(folder: str | Path) -> int:

@@ -124,6 +124,13 @@ class Experiment:
             raise ConfigError([*problems, *cross_problems(values)])
         return cls(**values)
 
+    def sources(self) -> dict[str, SourceSettings | DataSettings]:
+        """Returns where prompts and rows come from, those held out too, by table."""
+        found = {"prompts": self.prompts, "data": self.data}
+        if self.evaluation is not None:
+            found |= {"evaluation.prompts": self.evaluation.prompts, "evaluation.data": self.evaluation.data}
+        return {table: source for table, source in found.items() if source is not None}
+
     def flows(self) -> tuple[Flow, ...]:
         """Returns who reads and writes which batch keys, stage by stage."""
         roles = [name for name in ("reference", "teacher") if getattr(self, name) is not None]

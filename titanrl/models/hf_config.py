@@ -107,9 +107,9 @@ class HFConfig:
         raw = read_json(path, where)
         try:
             return cls._of(raw, path, where)
+        except ConfigError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
             what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
             raise ConfigError(
                 f"{where}: config.json {what}; restore the config.json that belongs to the weights, or "

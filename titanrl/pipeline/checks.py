@@ -63,9 +63,7 @@ def _seen(experiment: Experiment, like: Mapping[str, str]) -> Experiment:
 def _known(problems: list[Problem], experiment: Experiment, made: Container[str]) -> list[Problem]:
     """Returns the problems without those of reward models and rows yet to be made."""
     parts: dict[str, object] = {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
-    parts |= {"prompts": experiment.prompts, "data": experiment.data}
-    if experiment.evaluation is not None:
-        parts |= {f"evaluation.{key}": getattr(experiment.evaluation, key) for key in ("prompts", "data")}
+    parts |= experiment.sources()
     awaited = [where for where, part in parts.items() if _is_awaited(getattr(part, "path", None), made)]
     return [each for each in problems if not (each.key == "path" and each.where in awaited)]
 

@@ -139,6 +139,13 @@ def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: 
     assert message in problem.message
 
 
+def test_broken_config_is_told_once_where_the_sampler_reads_it_too(folder: Path) -> None:
+    change(folder / "config.json", num_attention_heads=None)
+    experiment = load(TINY_GRPO, [f"model.path='{folder}'", "sampler.name=vllm"])
+    (problem,) = verify(experiment)
+    assert (problem.where, problem.key) == ("model", "path")
+
+
 def test_missing_folder_is_refused_with_a_remedy() -> None:
     with pytest.raises(
         ConfigError, match=r"'nowhere' does not exist; get one with `titanrl model get smollm2-135m`"
