@@ -162,7 +162,7 @@ class Compile:
     """torch.compile."""
 
     enable: bool = False
-    """Whether anything is compiled."""
+    """Whether anything is compiled; on a CPU the blocks alone pay, in long updates."""
     components: tuple[Literal["model", "loss"], ...] = ("model", "loss")
     """What is compiled: the transformer blocks, the head and objective."""
     backend: str = "inductor"

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.compile import apply_compile
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
@@ -93,7 +94,7 @@ def build_model(
     trainable: bool = True,
     offload: bool = False,
 ) -> Model:
-    """Returns the model of ``folder`` with its weights, wrapped by FSDP2 at every degree.
+    """Returns the model of ``folder`` with its weights, wrapped by FSDP2 where that has something to do.
 
     Gradients are summed over ranks, never averaged.
 
@@ -155,7 +156,10 @@ def build_model(
     finally:
         torch.set_default_dtype(previous)
     whole.requires_grad_(trainable)
-    options = {
+    compile_config = CompileConfig(
+        enable=compile.enable, components=list(compile.components), backend=compile.backend
+    )
+    options: dict[str, Any] = {
         "parallel_dims": mesh.dims,
         "training": TrainingConfig(
             seq_len=training.seq_len,
@@ -163,9 +167,7 @@ def build_model(
             enable_cpu_offload=offload,
         ),
         "parallelism": mesh.parallelism,
-        "compile_config": CompileConfig(
-            enable=compile.enable, components=list(compile.components), backend=compile.backend
-        ),
+        "compile_config": compile_config,
         "ac_config": _activation_checkpoint(activation_checkpoint) if trainable else None,
         "dump_folder": "",
     }
@@ -191,8 +193,10 @@ def build_model(
         )
         model.stages = getattr(schedule, "_stages", None) or [schedule._stage]
         model.schedule_name = mesh.parallelism.pipeline_parallel_schedule
-    else:
+    elif offload or needs_fsdp(mesh, dtype or training.dtype, training.mixed_precision_param):
         model.parts = [spec.parallelize_fn(whole, **options)]
+    else:
+        model.parts = [_bare(whole, mesh, options["ac_config"], compile_config)]
     for part in model.parts:
         allocate(part, mesh.device, offload=offload)
         if pipelined:
@@ -204,6 +208,28 @@ def build_model(
             # Nothing is sharded: freeing would only mean casting the weights once more.
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)
+    return model
+
+
+def needs_fsdp(mesh: Mesh, dtype: str, compute_dtype: str) -> bool:
+    """Whether weights are to be sharded, or cast for each pass.
+
+    Where they are not, FSDP2 would hold, and make in each step, a second copy of them all.
+    """
+    return mesh.world_size > 1 or dtype != compute_dtype
+
+
+def _bare(
+    model: Decoder,
+    mesh: Mesh,
+    activation_checkpoint: FullAC.Config | SelectiveAC.Config | None,
+    compile_config: CompileConfig,
+) -> Decoder:
+    """Returns the model with what TorchTitan's parallelize functions do but for parallelism."""
+    if activation_checkpoint is not None:
+        activation_checkpoint.build(dump_folder="").apply(model)
+    if compile_config.enable and "model" in compile_config.components:
+        apply_compile(model, compile_config=compile_config, parallel_dims=mesh.dims)
     return model
 
 

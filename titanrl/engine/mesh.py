@@ -19,7 +19,7 @@ from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
 from titanrl.models.mesh_checks import mesh_problems
 
-__all__ = ["Mesh", "join", "keep_memory", "set_threads", "start"]
+__all__ = ["Mesh", "join", "keep_memory", "return_memory", "set_threads", "start"]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt; 32 MiB is the highest threshold that it takes."""
@@ -125,6 +125,18 @@ def keep_memory() -> None:
         return
     for option, size in ((M_MMAP_THRESHOLD, 32 * 2**20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
         allow(option, size)
+
+
+def return_memory() -> None:
+    """Gives the kernel what the C library keeps of freed memory, where it is glibc's.
+
+    What was freed in pieces is seldom used again by tensors of other sizes, so it would add to the next
+    peak.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
 
 
 def set_threads(local_world_size: int | None = None) -> int:

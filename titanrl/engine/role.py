@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch.distributed.fsdp import FSDPModule
 
 from titanrl.engine.attention import attention_masks
 from titanrl.engine.build import Model
@@ -119,8 +120,9 @@ class Role:
         """
         if self.mesh.is_alone:
             for part in self.model.parts:
-                part.set_requires_gradient_sync(not more)
-                part.set_reshard_after_backward(not more)
+                if isinstance(part, FSDPModule):
+                    part.set_requires_gradient_sync(not more)
+                    part.set_reshard_after_backward(not more)
 
     def _forward(self, micro_batch: MicroBatch) -> Answer:
         """Returns what the head answers; gradients flow where grad mode is on."""

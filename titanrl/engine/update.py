@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed.utils import clip_grad_norm_
 
+from titanrl.engine.mesh import return_memory
 from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
@@ -61,6 +62,8 @@ class Updater:
             coefficients: beta of the KL term and eta of the entropy bonus.
         """
         self._optimizers.zero_grad()
+        if self._role.mesh.device.type == "cpu":
+            return_memory()
         return self._sums(rows, objective, coefficients) | self._step()
 
     @torch.no_grad()

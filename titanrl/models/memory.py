@@ -70,8 +70,9 @@ def needs(
         found.append(Need(f"{model.name}: weights", size * weights, is_on_host=model.offload))
         whole = shards == 1
         gathered = sum(blocks) if whole else sum(sorted(blocks)[-PREFETCHED - 1 :])
-        need = Need(f"{model.name}: gathered weights", gathered // cut * compute)
-        (passing if model.offload else found).append(need)
+        if world_size > 1 or model.offload or model.dtype != training.mixed_precision_param:
+            need = Need(f"{model.name}: gathered weights", gathered // cut * compute)
+            (passing if model.offload else found).append(need)
         if model.optimizer is None:
             continue
         moments = 2 if model.optimizer.implementation == "fused_opt_states_bf16" else weights

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.distributed.tensor import DTensor
 
 import titanrl
 from titanrl.config.engine_tables import Optimizer, Training
@@ -19,6 +20,11 @@ from titanrl.objective import Objective
 
 LENGTH = 40
 LOSSES = {"kl": "k3"}
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of the whole tensor, whether or not FSDP has it."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import titanrl
-from tests.unit.engine.conftest import make_batch, pad_columns, with_old
+from tests.unit.engine.conftest import full, make_batch, pad_columns, with_old
 from titanrl.config.engine_tables import ActivationCheckpoint, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.settings import FrozenModel
@@ -28,7 +28,7 @@ def gradients_of(engine: Engine) -> list[dict[str, torch.Tensor]]:
     def keep(*_: object) -> None:
         (group,) = optimizer.param_groups
         pairs = zip(group["param_names"], group["params"], strict=True)
-        seen.append({name: parameter.grad.full_tensor().clone() for name, parameter in pairs})
+        seen.append({name: full(parameter.grad) for name, parameter in pairs})
 
     optimizer.register_step_pre_hook(keep)
     return seen

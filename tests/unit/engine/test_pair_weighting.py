@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 import titanrl
+from tests.unit.engine.conftest import full
 from titanrl.engine import Engine
 from titanrl.objective import Objective
 
@@ -67,8 +67,7 @@ def test_wpo_equals_plain_torch_with_the_weight_held_constant(
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-                found[name] = full.clone()
+                found[name] = full(parameter.grad)
 
     for optimizer in engine.policy.optimizers.optimizers:
         optimizer.register_step_pre_hook(keep)

@@ -70,7 +70,7 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
     """Router and experts get the gradient of transformers' model."""
     from transformers import AutoModelForCausalLM
 
-    from tests.unit.engine.conftest import make_batch, with_old
+    from tests.unit.engine.conftest import full, make_batch, with_old
     from titanrl import build
     from titanrl.objective import Objective
 
@@ -83,7 +83,7 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
     def keep(*_: object) -> None:
         (group,) = optimizer.param_groups
         pairs = zip(group["param_names"], group["params"], strict=True)
-        seen.update({name: parameter.grad.full_tensor().clone() for name, parameter in pairs})
+        seen.update({name: full(parameter.grad) for name, parameter in pairs})
 
     optimizer.register_step_pre_hook(keep)
     engine.update(batch, Objective(loss=build("loss", {"name": "ppo_clip"})), (0.0, 0.0))

@@ -1,0 +1,40 @@
+"""A single process that computes in its weights' precision holds no second copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.engine import Engine, build
+from titanrl.objective import Objective
+
+Make = Callable[..., Engine]
+
+
+@pytest.mark.parametrize(("dtype", "compute", "wrapped"), [
+    ("float32", "float32", False),
+    ("bfloat16", "bfloat16", False),
+    ("float32", "bfloat16", True),
+])  # fmt: skip
+def test_fsdp_wraps_what_it_must_cast(make_engine: Make, dtype: str, compute: str, wrapped: bool) -> None:
+    engine = make_engine(training={"dtype": dtype, "mixed_precision_param": compute})
+    assert bool(engine.policy.role.model.fsdp_modules()) == wrapped
+
+
+def test_steps_are_bitwise_those_under_fsdp(
+    make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several micro-batches a step; the second step's moments too."""
+    bare = make_engine()
+    monkeypatch.setattr(build, "needs_fsdp", lambda *_: True)
+    wrapped = make_engine()
+    assert wrapped.policy.role.model.fsdp_modules()
+    for seed in (0, 1):
+        batch = with_old(make_batch(seed), bare)
+        assert bare.update(batch, objective, (0.1, 0.0)) == wrapped.update(batch, objective, (0.1, 0.0))
+    for (name, left), (other, right) in zip(bare.weights(), wrapped.weights(), strict=True):
+        assert name == other
+        assert torch.equal(left, right), name
