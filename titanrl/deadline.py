@@ -40,6 +40,11 @@ class Outcome(NamedTuple):
     failure: str | None
     """Why there is none: `deadline`, `died`, or the exception's type and text."""
 
+    @property
+    def score(self) -> Any:
+        """The value, or why there is none."""
+        return self.value if self.failure is None else self.failure
+
 
 class DeadlinePool:
     """Worker processes for one function.

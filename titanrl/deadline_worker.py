@@ -18,7 +18,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__: list[str] = []
+__all__ = ["error_text"]
 
 MEMORY_BYTES = 4 << 30
 GRACE_SECONDS = 5.0
@@ -31,7 +31,8 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """Returns an exception's type and message, cut to 500 characters, whatever its str does."""
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:
@@ -47,7 +48,7 @@ def _run(function: Any, arguments: tuple[Any, ...], seconds: float) -> bytes:
     except (
         BaseException
     ) as error:  # SystemExit and KeyboardInterrupt of graded code are failures of that item
-        return pickle.dumps((None, _text(error)))
+        return pickle.dumps((None, error_text(error)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -62,7 +63,7 @@ def main(fd: int) -> None:
         for name in imports:
             importlib.import_module(name)
     except BaseException as error:
-        connection.send_bytes(pickle.dumps(_text(error)))
+        connection.send_bytes(pickle.dumps(error_text(error)))
         return
     connection.send_bytes(pickle.dumps(None))
     while True:

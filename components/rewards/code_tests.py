@@ -73,16 +73,16 @@ class CodeTests:
         """Returns [n] float32: the score in [0, 1], or failure."""
         import torch
 
-        scores = [self.failure if score is None else score for score in self.scores(batch)]
+        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
         return torch.tensor(scores, dtype=torch.float32)
 
-    def scores(self, batch: TensorDict) -> list[float | None]:
-        """Returns one score a row, None where grading itself failed."""
+    def scores(self, batch: TensorDict) -> list[float | str]:
+        """Returns one score a row, or why grading itself failed."""
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
         settings = (self.deadline_seconds, self.memory_mb, self.partial)
         items = [(*pair, *settings) for pair in pairs]
         outcomes = call_each(grade, items, deadline_seconds=self.deadline_seconds + MARGIN_SECONDS)
-        return [outcome.value for outcome in outcomes]
+        return [outcome.score for outcome in outcomes]
 
 
 def program_of(response: str) -> str:

@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -62,7 +62,6 @@ class LLMJudge:
     """Score of an answer whose rating failed."""
     key_file: str | None = None
     """File that holds the server's API key; omitted: none is sent."""
-    in_keys: ClassVar[tuple[tuple[str, ...], ...]] = tuple(("text", name) for name in FIELDS)
 
     def __post_init__(self) -> None:
         if not self.endpoint.startswith(("http://", "https://")):
@@ -76,13 +75,17 @@ class LLMJudge:
         check_range(self, "concurrency", "[1, inf)")
         check_range(self, "failure", "(-inf, inf)")
 
+    @property
+    def in_keys(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(("text", name) for name in FIELDS if f"{{{name}}}" in self.template)
+
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure."""
-        scores = [self.failure if score is None else score for score in self.scores(batch)]
+        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
         return torch.tensor(scores, dtype=torch.float32)
 
-    def scores(self, batch: TensorDict) -> list[float | None]:
-        """Returns one score a row, None where the rating was late or none.
+    def scores(self, batch: TensorDict) -> list[float | str]:
+        """Returns one score a row, or why the rating is none.
 
         Raises:
             TrainingError: the server cannot be reached or refuses the request.
@@ -95,7 +98,7 @@ class LLMJudge:
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="titanrl-judge") as pool:
             return list(pool.map(lambda row: self._score(row, headers), rows))
 
-    def _score(self, row: dict[str, str], headers: dict[str, str]) -> float | None:
+    def _score(self, row: dict[str, str], headers: dict[str, str]) -> float | str:
         # In one pass: a text may itself hold {answer}.
         asked = re.sub(r"\{(prompt|response|answer)\}", lambda match: row[match[1]], self.template)
         # JSON has no lone surrogates.
@@ -106,11 +109,13 @@ class LLMJudge:
             reply = ask(
                 url, body, deadline_seconds=self.deadline_seconds, retries=self.retries, headers=headers
             )
-        except LateAnswer:
-            return None
+        except LateAnswer as error:
+            return str(error)
         try:
-            rating = last_number(str(reply["choices"][0]["message"]["content"]))
+            said = str(reply["choices"][0]["message"]["content"])
         except (TypeError, KeyError, IndexError):
             raise TrainingError(f"{url} gives no chat completion, got {str(reply)[:200]!r}.") from None
-        low, high = self.scale
-        return None if rating is None or not low <= rating <= high else (rating - low) / (high - low)
+        (low, high), rating = self.scale, last_number(said)
+        if rating is None or not low <= rating <= high:
+            return f"the judge gave no rating in [{low:g}, {high:g}], it said {said[-100:]!r}"
+        return (rating - low) / (high - low)

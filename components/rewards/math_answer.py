@@ -46,16 +46,16 @@ class MathAnswer:
         """Returns [n] float32: 1, 0 or failure."""
         import torch
 
-        scores = [self.failure if score is None else score for score in self.scores(batch)]
+        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
         return torch.tensor(scores, dtype=torch.float32)
 
-    def scores(self, batch: TensorDict) -> list[float | None]:
-        """Returns one score a row, None where grading failed or was late."""
+    def scores(self, batch: TensorDict) -> list[float | str]:
+        """Returns one score a row, or why grading failed or was late."""
         pairs = list(zip(texts(batch, "response"), texts(batch, "answer"), strict=True))
         outcomes = call_each(
             grade, pairs, deadline_seconds=self.deadline_seconds, imports=("math_verify", "sympy.solvers")
         )
-        return [outcome.value for outcome in outcomes]
+        return [outcome.score for outcome in outcomes]
 
 
 def grade(response: str, answer: str) -> float:

@@ -61,15 +61,15 @@ class ReasoningGym:
         """Returns [n] float32: the score in [0, 1], or failure."""
         import torch
 
-        scores = [self.failure if score is None else score for score in self.scores(batch)]
+        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
         return torch.tensor(scores, dtype=torch.float32)
 
-    def scores(self, batch: TensorDict) -> list[float | None]:
-        """Returns one score a row, None where the scorer failed or was late."""
+    def scores(self, batch: TensorDict) -> list[float | str]:
+        """Returns one score a row, or why the scorer failed or was late."""
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
         items = [(self.dataset, self.extract, *pair) for pair in pairs]
         outcomes = call_each(grade, items, deadline_seconds=self.deadline_seconds, imports=("reasoning_gym",))
-        return [outcome.value for outcome in outcomes]
+        return [outcome.score for outcome in outcomes]
 
 
 def grade(dataset: str, extract: Extract, response: str, answer: str) -> float:

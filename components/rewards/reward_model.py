@@ -78,10 +78,11 @@ class RewardModel:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32; 0 for a row without trainable token."""
-        return torch.tensor([score or 0.0 for score in self.scores(batch)], dtype=torch.float32)
+        scores = [0.0 if isinstance(score, str) else score for score in self.scores(batch)]
+        return torch.tensor(scores, dtype=torch.float32)
 
-    def scores(self, batch: TensorDict) -> list[float | None]:
-        """Returns one score a row, None where there is no trainable token.
+    def scores(self, batch: TensorDict) -> list[float | str]:
+        """Returns one score a row, or why it has none: no trainable token.
 
         Raises:
             ConfigError: no such model. TrainingError: the server does not answer, or not as it should.
@@ -89,7 +90,7 @@ class RewardModel:
         lengths = trained_lengths(batch["loss_mask"]).tolist()
         rows = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         live = [number for number, row in enumerate(rows) if row]
-        scores: list[float | None] = [None] * len(rows)
+        scores: list[float | str] = ["no token of the row is trainable"] * len(rows)
         if live:
             heads, found = self._asked([rows[each] for each in live])
             weights = self.weights(heads)

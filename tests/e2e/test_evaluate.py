@@ -58,3 +58,24 @@ def test_what_cannot_be_judged_is_told(file, tmp_path):
     assert "holds no whole checkpoint" in evaluate(run).output
     one = evaluate(file, "--set=evaluation.selector=repetition")
     assert "selector must be left out with samples_per_prompt = 1" in one.output
+
+
+def test_why_scores_failed_is_told(file, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(
+        "from dataclasses import dataclass\nfrom titanrl import register\n\n"
+        '@register("reward", "brittle_evaluation")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'
+        "class Brittle:\n"
+        '    """Fails."""\n'
+        "    def __call__(self, batch):\n"
+        "        raise RuntimeError('out of ink')\n"
+    )
+    sets = [f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_evaluation', label='pen'}]"]
+    result = evaluate(file, *(f"--set={each}" for each in sets), "--to", tmp_path / "found.json")
+    assert result.exit_code == 0, result.output
+    wanted = "2 scores failed; they count as [[reward]] failure. First pen: RuntimeError: out of ink"
+    assert wanted in " ".join(result.output.split())
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["reward_failures"], found["reward_failure_reasons"]) == (
+        2,
+        {"pen": "RuntimeError: out of ink"},
+    )

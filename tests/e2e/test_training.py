@@ -231,7 +231,7 @@ def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
         loop.train(load(file, overrides))
 
 
-def test_reward_that_raises_costs_its_rows_alone(file, tmp_path):
+def test_reward_that_raises_costs_its_rows_alone_and_says_why_once(file, tmp_path, capsys):
     (tmp_path / "my_rewards.py").write_text(
         "import torch\nfrom dataclasses import dataclass\nfrom titanrl import register\n\n"
         '@register("reward", "brittle_training")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'
@@ -245,9 +245,11 @@ def test_reward_that_raises_costs_its_rows_alone(file, tmp_path):
     )
     overrides = [
         f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure=-1.0}]",
-        "loop.steps=1", "evaluation=",
+        "loop.steps=2", "evaluation=",
     ]  # fmt: skip
     run = loop.train(load(file, overrides))
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("reward brittle_training failed: RuntimeError: even; such answers get its failure") == 1
     rows = lines(run, "samples.jsonl")
     assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)
     (metrics,) = (row for row in lines(run) if row["step"] == 1)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.target import TARGET, target_of
 from titanrl.cli.train import SET
-from titanrl.config import load
-from titanrl.config.dump import inline
-from titanrl.report.folder import RunFolder, write_atomic
+from titanrl.report.folder import write_atomic
 from titanrl.verify import verified
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    target: Annotated[Path, typer.Argument(help="Experiment file (TOML) or run folder.", show_default=False)],
+    target: TARGET,
     model: Annotated[
         Path | None,
         typer.Option("--model", help="Model or run folder to judge instead.", show_default=False),
@@ -37,21 +37,13 @@ def evaluate(
     nproc: NPROC = 1,
 ) -> None:
     """Judge a model on [evaluation.prompts] without training; a run by its newest checkpoint."""
-    given, ranks = overrides or [], world_size(nproc)
-    file, judged = target, model
-    if target.is_dir():
-        file, judged = RunFolder(target).config, model or target
-    run = judged if judged is not None and RunFolder(judged).config.is_file() else None
-    replaced = []
-    if judged is not None:
-        path = judged if run is None else load(RunFolder(run).config).model.path
-        replaced = [f"model.path={inline(str(path))}"]
-    experiment = verified(file, [*replaced, *given], ranks)
+    ranks, judged = world_size(nproc), target_of(target, model, overrides)
+    experiment = verified(judged.file, judged.overrides, ranks)
     options = [f"--{name}={value}" for name, value in (("model", model), ("to", to)) if value is not None]
-    become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in given)])
+    become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
     from titanrl.loop.evaluation import evaluate_model
 
-    verdict = evaluate_model(experiment, run)
+    verdict = evaluate_model(experiment, judged.run)
     if os.environ.get("RANK", "0") == "0":
         Console().print(_table(verdict))
         if to is not None:
@@ -59,9 +51,10 @@ def evaluate(
 
 
 def _table(verdict: Verdict) -> Table:
-    caption = (
-        f"{verdict.failures} scores failed; they count as [[reward]] failure" if verdict.failures else None
-    )
+    caption = None
+    if verdict.failures:
+        why = "; ".join(f"{label}: {reason}" for label, reason in verdict.reasons.items())
+        caption = escape(f"{verdict.failures} scores failed; they count as [[reward]] failure. First {why}")
     title = f"{verdict.model}, {verdict.num_prompts} prompts"
     table = Table("held out", "mean", "95% interval", title=title, caption=caption)
     for name, estimate in verdict.estimates.items():

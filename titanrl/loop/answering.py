@@ -11,7 +11,7 @@ import torch
 from titanrl.loop import exchange
 from titanrl.loop.buffer import assemble
 from titanrl.loop.sampling import sampled
-from titanrl.loop.scoring import score_once
+from titanrl.loop.scoring import Failures, score_once
 from titanrl.loop.session import Session, start_sampler
 from titanrl.loop.tokens import Tokens
 
@@ -45,6 +45,8 @@ class Judged(NamedTuple):
     answers: list[Answer]
     failures: int
     """Scores that are a reward's ``failure``, as it could not judge."""
+    reasons: dict[str, str]
+    """Label of each reward that failed -> why it did the first time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,11 +113,12 @@ def judged_answers(
     """
     kept, samples = sampled(host, rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
     answers: list[tuple[int, Answer]] = []
-    failures: dict[str, float] = {}
+    failures = Failures({}, {})
     if kept:
         local = [rows[number] for number in kept]
         batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scores, failures = score_once(host.engine, batch, host.experiment.reward)
+        scored = score_once(host.engine, batch, host.experiment.reward)
+        scores, failures = scored.scores, scored.failures
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
             answer = Answer(
@@ -127,6 +130,8 @@ def judged_answers(
             )
             answers.append((kept[index], answer))
     group, degree = host.engine.dp_group, host.engine.dp_degree
-    failed = exchange.gather_objects([sum(failures.values())], group, degree)
+    failed: list[Failures] = exchange.gather_objects([failures], group, degree)
     found = dict(exchange.gather_objects(answers, group, degree))
-    return Judged([found[number] for number in range(len(rows))], int(sum(failed)))
+    reasons = {label: why for each in reversed(failed) for label, why in each.reasons.items()}
+    count = int(sum(sum(each.counts.values()) for each in failed))
+    return Judged([found[number] for number in range(len(rows))], count, reasons)

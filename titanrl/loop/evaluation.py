@@ -41,6 +41,8 @@ class Verdict(NamedTuple):
     num_prompts: int
     failures: int
     """Scores that are a reward's ``failure``, as it could not judge."""
+    reasons: dict[str, str]
+    """Label of each reward that failed -> why it did the first time."""
     estimates: dict[str, Estimate]
     """By the name of the metric without ``eval/``; the score comes first."""
 
@@ -51,7 +53,7 @@ class Verdict(NamedTuple):
             for name, estimate in self.estimates.items()
         }
         counts = {"num_prompts": self.num_prompts, "reward_failures": self.failures}
-        return {"model": self.model, **counts, **plain}
+        return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **plain}
 
 
 def evaluate(session: Session[Any]) -> dict[str, float]:
@@ -64,6 +66,7 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
     """
     assert session.held_out is not None
     verdict = _verdict(session, session.held_out)
+    session.reasons = verdict.reasons | session.reasons
     score = verdict.estimates["score"]
     return {
         **{f"eval/{name}": estimate.mean for name, estimate in verdict.estimates.items()},
@@ -105,10 +108,11 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
     samples = settings.samples_per_prompt
     held_out.loader.load_state_dict({"position": 0})
     rows = held_out.take(min(settings.num_prompts, len(held_out.source)), samples)
-    answers, failures = judged_answers(
+    judged = judged_answers(
         host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
     )  # fmt: skip
+    answers = judged.answers
     groups = [answers[start : start + samples] for start in range(0, len(answers), samples)]
     prompts = [tuple(row.prompt_ids) for row in rows[::samples]]
 
@@ -136,7 +140,7 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
         found[f"reward_{label}_mean"] = estimate(means)
     tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
     found["response_tokens_mean"] = estimate(tokens)
-    return Verdict(host.experiment.model.path, len(groups), failures, found)
+    return Verdict(host.experiment.model.path, len(groups), judged.failures, judged.reasons, found)
 
 
 def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from titanrl.errors import TrainingError
-from titanrl.loop import exchange, offline
+from titanrl.loop import offline
 from titanrl.loop.evaluation import evaluate
 from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock, Procedure, run
@@ -71,8 +71,8 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
     with clock("update"):
         session.sampler.sleep()
         sums = optimize(session, batch, step)
-    failures = exchange.total(failures | greedy_failures, session.engine.dp_group, session.engine.dp_degree)
-    metrics = batch_metrics(whole) | failures | metrics | means(sums) | {"sample/redraws": float(draw)}
+    failed = session.failed(failures, greedy_failures)
+    metrics = batch_metrics(whole) | failed | metrics | means(sums) | {"sample/redraws": float(draw)}
     session.control(metrics, num_sequences=len(whole), step=step)
     shown = _with_advantage(local, batch)
     return metrics, sample_rows(shown, session.experiment.report.samples_per_step, session.tokens.pieces)

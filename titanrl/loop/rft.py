@@ -6,6 +6,8 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from titanrl.config.dump import to_table
 from titanrl.engine import start
 from titanrl.errors import ConfigError
@@ -71,13 +73,13 @@ def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range)
     batches = [prompts[place : place + size] for place in range(0, len(prompts), size)]
     view = StepView(len(batches), enabled=host.is_main, live=host.experiment.report.progress)
     with closing(folder), view:
-        failures = 0
+        failures, reasons = 0, dict[str, str]()
         for batch in batches:
             began = time.perf_counter()
             # Seeds follow from a prompt's number, so how prompts are cut into batches changes no answer.
             rows = feed.take(len(batch), samples, first_group=batch.start)
-            answers, failed = judged_answers(host, rows, step=0, seed=host.seed)
-            failures += failed
+            answers, failed, found = judged_answers(host, rows, step=0, seed=host.seed)
+            failures, reasons = failures + failed, found | reasons
             if not host.is_main:
                 continue
             for place, index in enumerate(batch):
@@ -89,6 +91,6 @@ def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range)
         if host.is_main:
             view.message(f"{sums['rows']} rows of {sums['prompts']} prompts are in {folder.rows}")
             if failures:
-                view.message(
-                    f"{failures} scores failed; those answers count as their [[reward]] failure says"
-                )
+                why = "; ".join(f"{label}: {reason}" for label, reason in reasons.items())
+                text = f"{failures} scores failed; those answers count as their [[reward]] failure says"
+                view.message(escape(f"{text}. First {why}"))

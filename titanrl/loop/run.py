@@ -84,6 +84,7 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
             procedure.sync(session, done)
             if done == 0 and _is_due(session):
                 recorder.validation(procedure.validate(session))
+                recorder.failures(session.reasons)
             for step in range(done, steps):
                 clock = Clock()
                 with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
@@ -94,6 +95,7 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
                 if _is_due(session):
                     with clock("validate"):
                         metrics |= procedure.validate(session)
+                recorder.failures(session.reasons)
                 ended_by = _ended_by(recorder.alerts(step + 1, metrics), experiment)
                 with clock("checkpoint"):
                     session.save(last=bool(ended_by))

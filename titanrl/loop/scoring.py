@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from titanrl.deadline_worker import error_text
 from titanrl.errors import ConfigError
 from titanrl.loop import exchange
 
@@ -19,10 +21,30 @@ if TYPE_CHECKING:
     from titanrl.engine import Engine
     from titanrl.protocols import RewardFunction
 
-__all__ = ["RewardTerm", "score_once", "score_rewards"]
+__all__ = ["Failures", "RewardTerm", "Scored", "read_by", "score_once", "score_rewards"]
 
-Scored: TypeAlias = tuple[dict[str | tuple[str, ...], torch.Tensor], dict[str, float]]
-"""Batch keys of rewards and their scores [N], and failures by metric name."""
+
+class Failures(NamedTuple):
+    """How often rewards could not judge, and why."""
+
+    counts: dict[str, float]
+    """Metric name -> scores that are a reward's ``failure``."""
+    reasons: dict[str, str]
+    """Label of a reward that failed -> why it did the first time."""
+
+
+class Scored(NamedTuple):
+    """What rewards say of a batch."""
+
+    scores: dict[str | tuple[str, ...], torch.Tensor]
+    """Batch key of each reward -> [N] float32, finite."""
+    reasons: dict[str, dict[int, str]]
+    """Label of each reward -> row on which it failed -> why."""
+
+    @property
+    def failures(self) -> Failures:
+        counts = {f"reward/{label}_failures": float(len(rows)) for label, rows in self.reasons.items()}
+        return Failures(counts, {label: rows[min(rows)] for label, rows in self.reasons.items() if rows})
 
 
 class RewardTerm(Protocol):
@@ -46,14 +68,14 @@ def score_once(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm])
 
 
 def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
-    """Returns ``{("rewards", label): [N], "reward": [N]}``, float32 and finite, and failures by metric name.
+    """Returns ``{("rewards", label): [N], "reward": [N]}``, float32 and finite, what failed where and why.
 
     ``reward = sum_k weight_k r_k``; the others are unweighted. A function that raises (BaseException too),
     returns something else than N numbers, or takes longer than its deadline_seconds for the batch is asked
-    row by row, with the same deadline for each: a row on which it fails scores ``failure`` and is counted,
-    the others keep their scores. Rewards that keep their own deadlines say which rows failed through a
-    method ``scores``. A reward that reads another one is called after it. KeyboardInterrupt of the user
-    passes through.
+    row by row, with the same deadline for each: a row on which it fails scores ``failure`` and the reason is
+    kept, the others keep their scores. Rewards that keep their own deadlines say which rows failed through a
+    method ``scores``: there the reason, or None, stands in the place of a number. A reward that reads another
+    one is called after it. KeyboardInterrupt of the user passes through.
 
     Raises:
         ConfigError: a reward reads another one that is not there, or two have one label.
@@ -62,12 +84,11 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"[[reward]] label {label!r} must be unique; give one of them another label.")
-    seen, failures = batch.copy(), {}
+    seen, reasons = batch.copy(), {}
     runner = _Runner()
     try:
         for term in _in_reading_order(rewards):
-            values, failed = _guarded(term, seen, runner)
-            failures[f"reward/{term.label}_failures"] = float(failed)
+            values, reasons[term.label] = _guarded(term, seen, runner)
             seen.set(("rewards", term.label), values)
     finally:
         runner.stop()
@@ -77,7 +98,7 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     scores["reward"] = sum(
         (term.weight * scores["rewards", term.label] for term in rewards), torch.zeros(batch.shape[0])
     )
-    return scores, failures
+    return Scored(scores, reasons)
 
 
 def _in_reading_order(rewards: Sequence[RewardTerm]) -> list[RewardTerm]:
@@ -85,9 +106,9 @@ def _in_reading_order(rewards: Sequence[RewardTerm]) -> list[RewardTerm]:
     waiting = list(rewards)
     while waiting:
         done = {term.label for term in ordered}
-        ready = [term for term in waiting if _read_by(term) <= done]
+        ready = [term for term in waiting if read_by(term) <= done]
         if not ready:
-            missing = sorted(_read_by(waiting[0]) - done)
+            missing = sorted(read_by(waiting[0]) - done)
             raise ConfigError(
                 f"[[reward]] {waiting[0].label!r} reads the reward {missing[0]!r}, which is not there before "
                 f"it; add it, or correct the name. Rewards: {', '.join(term.label for term in rewards)}."
@@ -97,38 +118,55 @@ def _in_reading_order(rewards: Sequence[RewardTerm]) -> list[RewardTerm]:
     return ordered
 
 
-def _read_by(term: RewardTerm) -> set[str]:
+def read_by(term: RewardTerm) -> set[str]:
+    """Returns the labels of the other rewards that a reward reads."""
     keys = getattr(term.component, "in_keys", ())
     return {key[1] for key in keys if isinstance(key, tuple) and key[0] == "rewards"}
 
 
-def _guarded(term: RewardTerm, batch: TensorDict, runner: _Runner) -> tuple[torch.Tensor, int]:
-    """Returns scores [N] float32, finite, and on how many rows the function failed."""
+class _Failure(NamedTuple):
+    """What stands in the place of a function's result."""
+
+    reason: str
+
+
+def _guarded(term: RewardTerm, batch: TensorDict, runner: _Runner) -> tuple[torch.Tensor, dict[int, str]]:
+    """Returns scores [N] float32, finite, and why the function failed, by row."""
     own = getattr(term.component, "scores", None)
-    if own is not None:
-        # Isolates its rows itself; what it raises is no row's fault and must be seen.
-        found = torch.tensor([float("nan") if score is None else score for score in own(batch)])
-    else:
-        found = _whole_or_by_rows(term, batch, runner)
-    is_right = found.isfinite()
-    return torch.where(is_right, found, term.failure).float(), int((~is_right).sum())
+    # One of its own isolates its rows itself; what it raises is no row's fault and must be seen.
+    found = _whole_or_by_rows(term, batch, runner) if own is None else own(batch)
+    numbers = [math.nan if score is None or isinstance(score, str) else score for score in found]
+    values = torch.tensor(numbers, dtype=torch.float32)
+    is_right = values.isfinite()
+    reasons = {row: _why_none(found[row]) for row, right in enumerate(is_right.tolist()) if not right}
+    return torch.where(is_right, values, term.failure), reasons
 
 
-def _whole_or_by_rows(term: RewardTerm, batch: TensorDict, runner: _Runner) -> torch.Tensor:
+def _why_none(score: float | str | None) -> str:
+    if isinstance(score, str):
+        return score
+    return "gave no score" if score is None else f"returned {score}"
+
+
+def _whole_or_by_rows(term: RewardTerm, batch: TensorDict, runner: _Runner) -> list[float | str]:
     rows = batch.shape[0]
     found = _scores(runner.call(term.component, batch, term.deadline_seconds), rows)
-    if found is not None or rows == 0:
-        return torch.zeros(0) if found is None else found
-    if rows == 1:
-        return torch.full((1,), torch.nan)
-    return torch.cat([_whole_or_by_rows(term, batch[row : row + 1], runner) for row in range(rows)])
+    if isinstance(found, list):
+        return found
+    if rows <= 1:
+        return [found] * rows
+    return [score for row in range(rows) for score in _whole_or_by_rows(term, batch[row : row + 1], runner)]
 
 
-def _scores(result: Any, rows: int) -> torch.Tensor | None:
-    """The function's result as [rows] float32 on the CPU, NaN kept; None if it is something else."""
-    if not isinstance(result, torch.Tensor) or result.shape != (rows,) or result.is_complex():
-        return None
-    return result.detach().to("cpu", torch.float32)
+def _scores(result: Any, rows: int) -> list[float | str] | str:
+    """The function's result as numbers, NaN kept; why it is none if it is something else."""
+    if isinstance(result, _Failure):
+        return result.reason
+    if isinstance(result, torch.Tensor) and result.shape == (rows,) and not result.is_complex():
+        return result.detach().to("cpu", torch.float32).tolist()
+    is_tensor = isinstance(result, torch.Tensor)
+    got = f"{result.dtype} of shape {list(result.shape)}" if is_tensor else type(result).__name__
+    return f"returned {got}, not one number a row"
 
 
 class _Runner:
@@ -146,14 +184,14 @@ class _Runner:
         self._thread.start()
 
     def call(self, function: Callable[[Any], Any], batch: TensorDict, seconds: float | None) -> Any:
-        """Returns ``function(batch)``; None if it raises or is late."""
+        """Returns ``function(batch)``; a ``_Failure`` if it raises or is late."""
         self._work.put((function, batch))
         try:
             return self._results.get(timeout=seconds)
         except queue.Empty:
             self._leave()
             self._start()
-            return None
+            return _Failure(f"took longer than its deadline_seconds, {seconds:g}")
 
     def _leave(self) -> None:
         # Python code notices this at its next instruction; C code and sleeps only when they return.
@@ -174,7 +212,6 @@ def _serve(work: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> Non
             function, batch = task
             try:
                 results.put(function(batch))
-            except (
-                BaseException
-            ):  # SystemExit and KeyboardInterrupt raised by reward code are its own failures
-                results.put(None)
+            # SystemExit and KeyboardInterrupt that reward code raises are its own failures.
+            except BaseException as error:
+                results.put(_Failure(error_text(error)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic
 
 import torch
 from typing_extensions import TypeVar
 
+from titanrl.loop import exchange
 from titanrl.loop.data_feed import DataFeed, held_out_data
 from titanrl.loop.prompts import PromptFeed, held_out_prompts
 from titanrl.loop.reference_cache import ReferenceCache, reference_cache
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from titanrl.config.experiment import Experiment
     from titanrl.engine import Engine
+    from titanrl.loop.scoring import Failures
     from titanrl.protocols import Sampler
 
 __all__ = ["Session", "open_session", "start_sampler"]
@@ -54,6 +56,8 @@ class Session(Generic[Feed]):
     """None where nothing is sampled."""
     reference_cache: ReferenceCache | None = None
     """The reference's log-probs, in the place of its model; None: the model is there if it is read."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Label of each reward that ever failed -> why it did the first time, the same on every rank."""
 
     @property
     def sampler(self) -> Sampler:
@@ -102,6 +106,16 @@ class Session(Generic[Feed]):
             metrics["loss/entropy_coefficient"] = algorithm.entropy.coefficient
             if moved and "loss/entropy" in metrics:
                 algorithm.entropy.update(metrics["loss/entropy"], num_sequences, step)
+
+    def failed(self, *failures: Failures) -> dict[str, float]:
+        """Returns how often rewards failed on all ranks, by metric name, and keeps why; a collective."""
+        counts = {name: count for each in failures for name, count in each.counts.items()}
+        group, degree = self.engine.dp_group, self.engine.dp_degree
+        counts = exchange.total(counts, group, degree)
+        if any(counts.values()):
+            for each in exchange.gather_objects([each.reasons for each in failures], group, degree):
+                self.reasons = each | self.reasons
+        return counts
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint if one is due, always after the last step."""

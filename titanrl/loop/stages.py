@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from titanrl.loop.buffer import assemble
 from titanrl.loop.critic import critic_values
 from titanrl.loop.sampling import sampled
-from titanrl.loop.scoring import score_once
+from titanrl.loop.scoring import Failures, score_once
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 
@@ -26,19 +26,19 @@ Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tens
 __all__ = ["batch_metrics", "sample", "score", "score_models", "sync"]
 
 
-def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[TensorDict, dict[str, float]]:
+def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[TensorDict, Failures]:
     """Returns this rank's batch as stage `sample` promises it, one answer for each of its share of ``rows``,
-    and how often rewards failed on greedy answers, where those are scored; a collective.
+    and the rewards' failures on greedy answers, where those are scored; a collective.
 
     Args:
         rows: those of all ranks.
     """
     batch = _answered(session, rows, step, greedy=False)
-    failures: dict[str, float] = {}
+    failures = Failures({}, {})
     if session.scores_greedy:
         baselines, failed = _greedy_rewards(session, rows, step)
         batch["baseline_reward"] = torch.tensor([baselines[group] for group in batch["group_id"].tolist()])
-        failures["reward/greedy_failures"] = failed
+        failures = Failures({"reward/greedy_failures": sum(failed.counts.values())}, failed.reasons)
     return batch, failures
 
 
@@ -48,23 +48,26 @@ def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy:
     return assemble(mine, answers, decode=session.tokens.decode, version=session.sampler.version)
 
 
-def _greedy_rewards(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[dict[int, float], float]:
-    """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and how often a
-    reward failed on one."""
+def _greedy_rewards(
+    session: Session, rows: Sequence[PromptRow], step: int
+) -> tuple[dict[int, float], Failures]:
+    """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and the rewards'
+    failures."""
     first_of = {row.group: row for row in reversed(rows)}
     batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
-    rewards, failures = score_once(session.engine, batch, session.experiment.reward)
-    found = dict(zip(batch["group_id"].tolist(), rewards["reward"].tolist(), strict=True))
-    return found, sum(failures.values())
+    scored = score_once(session.engine, batch, session.experiment.reward)
+    found = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
+    return found, scored.failures
 
 
-def score(session: Session, batch: TensorDict) -> tuple[TensorDict, dict[str, float]]:
-    """Returns the batch with its rewards and what models say of it, and the rewards' failure counts."""
+def score(session: Session, batch: TensorDict) -> tuple[TensorDict, Failures]:
+    """Returns the batch with its rewards and what models say of it, and the rewards' failures."""
     batch = batch.copy()
-    failures: dict[str, float] = {}
+    failures = Failures({}, {})
     if session.experiment.reward:
-        rewards, failures = score_once(session.engine, batch, session.experiment.reward)
-        batch.update(rewards)
+        scored = score_once(session.engine, batch, session.experiment.reward)
+        failures = scored.failures
+        batch.update(scored.scores)
     if session.experiment.algorithm.old_logprob == "sampler":
         batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
     return score_models(session, batch), failures

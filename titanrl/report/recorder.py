@@ -49,6 +49,7 @@ class Recorder:
         self._enabled, self._watch = enabled, watch
         self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress)
         self._writers: list[Writer] = []
+        self._told: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._enabled:
@@ -88,6 +89,17 @@ class Recorder:
                 writer.alert(step, alert)
             self._view.message(f"[bold yellow]alert {alert.name}[/] in step {step}: {escape(alert.message)}")
         return [alert.name for alert in raised]
+
+    def failures(self, reasons: Mapping[str, str]) -> None:
+        """Tells why rewards failed, of each once.
+
+        Args:
+            reasons: label of a reward -> why it did the first time.
+        """
+        for label in sorted(reasons.keys() - self._told):
+            self._told.add(label)
+            text = f"failed: {reasons[label]}; such answers get its failure, and this is told once"
+            self._view.message(f"[bold yellow]reward {escape(label)}[/] {escape(text)}")
 
     def step(
         self,

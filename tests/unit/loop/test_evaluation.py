@@ -83,6 +83,7 @@ def judged(samples: int, selector: str | None = None) -> dict[str, float]:
         engine=ALONE,
         sampler=Judged(),
         seed=0,
+        reasons={},
         tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
     )
     return evaluate(session)  # type: ignore[arg-type]

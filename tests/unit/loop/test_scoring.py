@@ -64,44 +64,60 @@ def sleep() -> float:
     return 1.0
 
 
+class Mute(Exception):
+    """Even its text raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+LATE = "took longer than its deadline_seconds, 0.5"
+
+
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "why"),
     [
-        raise_(ValueError("no")),
-        raise_(Rude()),
-        raise_(SystemExit(0)),
-        raise_(KeyboardInterrupt()),
-        lambda: float("nan"),
-        lambda: float("inf"),
-        lambda: None,
-        spin,
-        sleep,
+        (raise_(ValueError("no")), "ValueError: no"),
+        (raise_(Rude()), "Rude: "),
+        (raise_(Mute()), "Mute"),
+        (raise_(SystemExit(0)), "SystemExit: 0"),
+        (raise_(KeyboardInterrupt()), "KeyboardInterrupt: "),
+        (lambda: float("nan"), "returned nan"),
+        (lambda: float("inf"), "returned inf"),
+        (lambda: 1e300, "returned inf"),
+        (lambda: None, "returned torch.float32 of shape [0], not one number a row"),
+        (spin, LATE),
+        (sleep, LATE),
     ],
     ids=[
         "raises",
         "base_exception",
+        "text_raises",
         "system_exit",
         "interrupt",
         "nan",
         "inf",
+        "too_large",
         "wrong_count",
         "spins",
         "sleeps",
     ],
 )
-def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any]) -> None:
-    """K8-06, K8-07: the middle row fails, whatever way; rows don't shift."""
-    scores, failures = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), deadline_seconds=0.5)])
+def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
+    """K8-06, K8-07: the middle row fails, whatever way; rows don't shift, and the reason is kept."""
+    scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), deadline_seconds=0.5)])
     assert scores["rewards", "r"].tolist() == [1.0, -7.0, 3.0]
     assert scores["reward"].tolist() == [1.0, -7.0, 3.0]
-    assert failures == {"reward/r_failures": 1.0}
+    assert reasons == {"r": {1: why}}
 
 
 def test_function_that_hangs_on_everything_fails_everywhere() -> None:
     start = time.monotonic()
-    scores, failures = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), deadline_seconds=0.3)])
-    assert scores["reward"].tolist() == [-7.0, -7.0]
-    assert failures == {"reward/r_failures": 2.0}
+    scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), deadline_seconds=0.3)])
+    assert scored.scores["reward"].tolist() == [-7.0, -7.0]
+    assert scored.failures == (
+        {"reward/r_failures": 2.0}, {"r": "took longer than its deadline_seconds, 0.3"},
+    )  # fmt: skip
     assert time.monotonic() - start < 5
 
 
@@ -114,11 +130,21 @@ def test_late_python_loop_is_stopped() -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("result", [0.5, [1.0, 2.0], None, torch.zeros(2, 1), torch.zeros(3)])
-def test_result_that_is_not_one_number_a_row_fails(result: Any) -> None:
-    scores, failures = score_rewards(make("a", "b"), [Term(lambda batch: result)])
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (0.5, "float"),
+        ([1.0, 2.0], "list"),
+        (None, "NoneType"),
+        (torch.zeros(2, 1), "torch.float32 of shape [2, 1]"),
+        (torch.zeros(3), "torch.float32 of shape [3]"),
+        (torch.zeros(2, dtype=torch.complex64), "torch.complex64 of shape [2]"),
+    ],
+)
+def test_result_that_is_not_one_number_a_row_fails(result: Any, got: str) -> None:
+    scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
     assert scores["reward"].tolist() == [-7.0, -7.0]
-    assert failures == {"reward/r_failures": 2.0}
+    assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number a row")}
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -133,11 +159,11 @@ def test_users_interrupt_stops_the_run() -> None:
 def test_reward_is_the_weighted_sum_and_parts_stay_raw() -> None:
     lengths, box = per_row(spin), build("reward", {"name": "exact_match"})
     terms = [Term(lengths, "length", weight=-0.5), Term(box, "box", weight=2.0)]
-    scores, failures = score_rewards(make("abc", r"\boxed{4}"), terms)
+    scores, reasons = score_rewards(make("abc", r"\boxed{4}"), terms)
     assert scores["rewards", "length"].tolist() == [3.0, 9.0]
     assert scores["rewards", "box"].tolist() == [0.0, 1.0]
     assert scores["reward"].tolist() == [-1.5, -2.5]
-    assert failures == {"reward/length_failures": 0.0, "reward/box_failures": 0.0}
+    assert reasons == {"length": {}, "box": {}}
 
 
 def test_reward_is_called_after_the_one_it_reads() -> None:
@@ -165,9 +191,9 @@ def test_pooled_reward_counts_its_late_rows() -> None:
     """K8-05: the tower is late, the next row is scored, the failure is counted."""
     math = build("reward", {"name": "math_answer", "deadline_seconds": 3.0, "failure": -0.25})
     tower = "$5^{5^{5^{5^5}}}$"
-    scores, failures = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
+    scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
     assert scores["reward"].tolist() == [1.0, -0.25, 1.0]
-    assert failures == {"reward/r_failures": 1.0}
+    assert reasons == {"r": {1: "deadline"}}
 
 
 def test_batch_is_left_as_it_was() -> None:
@@ -178,6 +204,16 @@ def test_batch_is_left_as_it_was() -> None:
 
 
 def test_empty_batch_gives_empty_scores() -> None:
-    scores, failures = score_rewards(make("a")[:0], [Term(per_row(spin))])
-    assert scores["reward"].shape == (0,)
-    assert failures == {"reward/r_failures": 0.0}
+    scored = score_rewards(make("a")[:0], [Term(per_row(spin))])
+    assert scored.scores["reward"].shape == (0,)
+    assert scored.failures == ({"reward/r_failures": 0.0}, {})
+
+
+def test_first_reason_of_each_reward_is_told() -> None:
+    def picky(batch: TensorDict) -> torch.Tensor:
+        raise ValueError(f"no {batch['text', 'response'][0]}")
+
+    fine = Term(lambda batch: torch.ones(len(batch)), "fine")
+    failures = score_rewards(make("a", "b"), [Term(picky), fine]).failures
+    assert failures.reasons == {"r": "ValueError: no a"}
+    assert failures.counts == {"reward/r_failures": 2.0, "reward/fine_failures": 0.0}

@@ -77,7 +77,7 @@ def length_reward(weight: float, label: str) -> Reward:
 def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() -> None:
     live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
     batch, failures = sample(live, rows(), step=0)
-    assert failures == {"reward/greedy_failures": 0.0}
+    assert failures == ({"reward/greedy_failures": 0.0}, {})
     assert live.sampler.asked == [(6, False), (2, True)]
     assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
     assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
@@ -85,11 +85,11 @@ def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() 
 
 def test_failures_on_greedy_answers_are_counted() -> None:
     def breaks(batch: TensorDict) -> torch.Tensor:
-        raise RuntimeError
+        raise RuntimeError("broken")
 
     term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, deadline_seconds=5.0)
     batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
-    assert failures == {"reward/greedy_failures": 2.0}
+    assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
 
 
@@ -97,7 +97,7 @@ def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
     live = session([length_reward(1.0, "x")])
     batch, failures = sample(live, rows(), step=0)
     assert "baseline_reward" not in batch
-    assert failures == {}
+    assert failures == ({}, {})
     assert live.sampler.asked == [(6, False)]
 
 
@@ -111,7 +111,7 @@ def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
 
 def test_batch_without_rewards_shows_and_counts_none() -> None:
     scored, failures = score(session(), sample(session(), rows(), step=0)[0])
-    assert failures == {}
+    assert failures == ({}, {})
     assert not {"reward", "rewards"} & set(scored.keys())
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
     (shown,) = sample_rows(scored, 1, letters)

@@ -70,7 +70,11 @@ def test_reply_without_a_rating_and_a_late_one_fail_alone() -> None:
     with answering(answer) as url:
         rated = judge(url, deadline_seconds=0.5, failure=-1.0)
         rows = batch("fine", "late", "none", "empty", "beyond", "\ud800 fine")
-        assert rated.scores(rows) == [1.0, None, None, None, None, 1.0]
+        fine, slow, none, empty, beyond, broken = rated.scores(rows)
+        assert fine == broken == 1.0
+        assert "gave no answer within 0.5 s" in slow
+        for reason, said in ((none, "no idea"), (empty, "None"), (beyond, "11")):
+            assert reason == f"the judge gave no rating in [1, 10], it said {said!r}"
         late.set()
         assert rated(rows[2:4]).tolist() == [-1.0, -1.0]
 
