@@ -70,13 +70,15 @@ class ScriptedSampler:
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
+        max_tokens: int | None = None,
     ) -> list[Sample]:
         """Returns one answer for each row; step, seed, temperature and greedy change nothing."""
         del step, seed, temperature, greedy
-        check_rows(rows, self._host, self._settings.max_response_tokens)
-        return [self._answer(row) for row in rows]
+        longest = self._settings.max_response_tokens if max_tokens is None else max_tokens
+        check_rows(rows, self._host, longest)
+        return [self._answer(row, longest) for row in rows]
 
-    def _answer(self, row: PromptRow) -> Sample:
+    def _answer(self, row: PromptRow, longest: int) -> Sample:
         settings = self._settings
         cycle = settings.answers[row.sample % len(settings.answers)]
         text = settings.by_prompt.get(row.text, cycle)
@@ -85,8 +87,8 @@ class ScriptedSampler:
         # A model stops at its first end token, also where the text writes it out.
         ends = (place for place, token in enumerate(ids) if token in self._host.eos_ids)
         ids = ids[: next(ends) + 1]
-        is_cut = len(ids) > settings.max_response_tokens
-        ids = ids[: settings.max_response_tokens]
+        is_cut = len(ids) > longest
+        ids = ids[:longest]
         return Sample(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:

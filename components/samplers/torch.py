@@ -86,18 +86,21 @@ class TorchSampler:
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
+        max_tokens: int | None = None,
     ) -> list[Sample]:
         """Returns one answer for each row, in order.
 
         Args:
             temperature: omitted: the settings'.
             greedy: take the likeliest token; log-probs are at temperature 1.
+            max_tokens: longest answer; omitted: the settings' max_response_tokens.
 
         Raises:
             ValueError: a prompt that is empty or too long, before any is answered.
         """
         settings = self._settings
-        check_rows(rows, self._host, settings.max_response_tokens)
+        longest = settings.max_response_tokens if max_tokens is None else max_tokens
+        check_rows(rows, self._host, longest)
         if temperature is None:
             temperature = settings.temperature
         if temperature <= 0 and not greedy:
@@ -109,11 +112,18 @@ class TorchSampler:
         with self._engine.inference() as parts:
             for first in range(0, len(rows), settings.max_rows):
                 chunk = slice(first, first + settings.max_rows)
-                samples += self._decode(parts[0], rows[chunk], seeds[chunk], None if greedy else temperature)
+                samples += self._decode(
+                    parts[0], rows[chunk], seeds[chunk], None if greedy else temperature, longest
+                )
         return samples
 
     def _decode(
-        self, model: Any, rows: Sequence[PromptRow], seeds: torch.Tensor, temperature: float | None
+        self,
+        model: Any,
+        rows: Sequence[PromptRow],
+        seeds: torch.Tensor,
+        temperature: float | None,
+        longest: int,
     ) -> list[Sample]:
         device = self._engine.device
         layers = [_unwrapped(layer) for layer in model.layers.values()]
@@ -134,7 +144,7 @@ class TorchSampler:
             of = torch.tensor(prompt_of, device=device)
             logits = _logits(model, last)[of]
             cache.repeat(of, lengths[of])
-            for position in range(self._settings.max_response_tokens):
+            for position in range(longest):
                 tokens, logprobs = self._pick(logits, seeds, position, temperature)
                 for row, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
                     if is_done[row]:
@@ -144,7 +154,7 @@ class TorchSampler:
                     values.append(logprob)
                     is_done[row] = token in self._stops
                 places = [place for place, row in enumerate(active) if not is_done[row]]
-                if not places or position + 1 == self._settings.max_response_tokens:
+                if not places or position + 1 == longest:
                     break
                 if len(places) <= SPARSE * len(active):
                     kept = torch.tensor(places, device=device)

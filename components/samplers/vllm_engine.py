@@ -112,12 +112,14 @@ class VLLMSampler:
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
+        max_tokens: int | None = None,
     ) -> list[Sample]:
         """Returns one answer for each row, in order.
 
         Args:
             temperature: omitted: the settings'.
             greedy: take the likeliest token; log-probs are at temperature 1.
+            max_tokens: longest answer; omitted: the settings' max_response_tokens.
 
         Raises:
             ValueError: a prompt that is empty or too long, before any is answered.
@@ -125,7 +127,8 @@ class VLLMSampler:
         """
         if not rows:
             return []
-        check_rows(rows, self._host, self._settings.max_response_tokens)
+        longest = self._settings.max_response_tokens if max_tokens is None else max_tokens
+        check_rows(rows, self._host, longest)
         if self._is_asleep or not self._has_weights:
             raise RuntimeError(
                 "sampler 'vllm' has no weights to sample with; call wake() and load() before sample()."
@@ -141,7 +144,7 @@ class VLLMSampler:
                 temperature=0.0 if greedy else temperature,
                 top_k=0 if greedy else top_k_of(self._settings) or 0,
                 top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
-                max_tokens=self._settings.max_response_tokens,
+                max_tokens=longest,
                 seed=sample_seed(seed, step, row.group, row.sample),
                 # Which tokens end an answer is said here alone, whatever generation_config.json adds.
                 stop_token_ids=self._stops,

@@ -68,12 +68,15 @@ class StaleSampler:
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
+        max_tokens: int | None = None,
     ) -> list[Sample]:
         """Returns one answer for each row; a temperature or greedy means that held-out prompts are asked."""
         if temperature is not None or greedy:
-            return self._inner.sample(rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
+            return self._inner.sample(
+                rows, step=step, seed=seed, temperature=temperature, greedy=greedy, max_tokens=max_tokens
+            )
         with self._lent(self._kept[0]):
-            return self._inner.sample(rows, step=step, seed=seed)
+            return self._inner.sample(rows, step=step, seed=seed, max_tokens=max_tokens)
 
     @contextmanager
     def _lent(self, old: list[torch.Tensor]) -> Iterator[None]:

@@ -136,6 +136,15 @@ def test_logprobs_are_those_of_the_tempered_distribution(untouched: Any, folders
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-4, rtol=0)
 
 
+def test_answers_of_a_call_are_as_long_as_it_says(untouched: Any) -> None:
+    short, usual, long = (
+        untouched.sample(rows_of(), step=0, seed=0, max_tokens=most) for most in (3, None, 20)
+    )
+    for one, two, three in zip(short, usual, long, strict=True):
+        assert (one.ids, two.ids) == (three.ids[:3], three.ids[:16])
+    assert max(len(each.ids) for each in long) > 16
+
+
 def test_samples_follow_their_seeds_whatever_the_batch(untouched: Any) -> None:
     rows = rows_of(4)
     together = untouched.sample(rows, step=2, seed=9)

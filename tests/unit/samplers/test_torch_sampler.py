@@ -189,3 +189,18 @@ def test_version_counts_without_asking_for_weights(engine: Engine) -> None:
 def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} must be in"):
         Torch(**{field: value})
+
+
+def test_shorter_and_longer_answers_of_a_call_begin_alike(engine: Engine) -> None:
+    """Longer than the settings' too, on which nothing else depends; prompts must leave room for it."""
+    sampler = Torch(max_response_tokens=6).start(host_of(engine))
+    lengths = {}
+    for max_tokens in (None, 2, 11):
+        answers = sampler.sample(rows_of(), step=0, seed=7, max_tokens=max_tokens)
+        lengths[max_tokens] = [list(answer.ids) for answer in answers]
+    assert {len(ids) for ids in lengths[2]} <= {1, 2}
+    assert max(len(ids) for ids in lengths[11]) == 11
+    for short, usual, long in zip(*(lengths[key] for key in (2, None, 11)), strict=True):
+        assert (short, usual) == (long[:2], long[:6])
+    with pytest.raises(ValueError, match="max_response_tokens = 53 that makes 65, more than the 64"):
+        sampler.sample(rows_of(), step=0, seed=7, max_tokens=53)
