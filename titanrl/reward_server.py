@@ -8,19 +8,16 @@ The client is the reward ``reward_model`` with a ``url``.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Annotated, Any, TypeAlias
 
-import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 
+from titanrl import serving
 from titanrl.components.rewards.reward_model_scorer import ModelFacts, Scorer
 
-__all__ = ["Batcher", "reward_app", "serve"]
+__all__ = ["reward_app", "serve"]
 
 Rows: TypeAlias = list[list[int]]
 Scores: TypeAlias = list[list[float]]
@@ -32,43 +29,10 @@ class Question(BaseModel):
     input_ids: list[Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]]
 
 
-class Batcher:
-    """Scores the rows of all requests that wait, whenever the model is free.
-
-    Args:
-        score: rows -> scores; called from one thread only.
-    """
-
-    def __init__(self, score: Callable[[Rows], Scores]) -> None:
-        self._score = score
-        self._waiting: queue.SimpleQueue[tuple[Rows, Future[Scores]]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name="titanrl-scores").start()
-
-    def __call__(self, rows: Rows) -> Scores:
-        """Returns the scores of the rows, in order; callable from any thread."""
-        result: Future[Scores] = Future()
-        self._waiting.put((rows, result))
-        return result.result()
-
-    def _work(self) -> None:
-        while True:
-            jobs = [self._waiting.get()]
-            while not self._waiting.empty():
-                jobs.append(self._waiting.get())
-            try:
-                scores = iter(self._score([row for rows, _ in jobs for row in rows]))
-            except Exception as error:  # Whatever the model raises, who asked must learn it.
-                for _, result in jobs:
-                    result.set_exception(error)
-            else:
-                for rows, result in jobs:
-                    result.set_result([next(scores) for _ in rows])
-
-
 def reward_app(facts: ModelFacts, score: Callable[[Rows], Scores]) -> FastAPI:
     """Returns the application; a row that the model cannot read is refused with 422 and a reason."""
     app = FastAPI(title="titanrl reward model")
-    batcher = Batcher(score)
+    batcher = serving.Batcher(score).start()
 
     @app.get("/model")
     def model() -> dict[str, Any]:
@@ -93,7 +57,8 @@ def serve(folder: str, *, host: str, port: int, dtype: str, batch_tokens: int) -
     """Serves the reward model of ``folder`` until it is interrupted.
 
     Raises:
-        ConfigError: no reward model there.
+        ConfigError: no reward model there, or the address cannot be had.
     """
+    taken = serving.bound(host, port)
     scorer = Scorer(folder, dtype=dtype, batch_tokens=batch_tokens)
-    uvicorn.run(reward_app(scorer.facts, scorer), host=host, port=port, log_level="warning")
+    serving.serve(reward_app(scorer.facts, scorer), taken)

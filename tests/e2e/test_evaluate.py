@@ -61,7 +61,7 @@ def test_what_cannot_be_judged_is_told(file, tmp_path):
 
 
 def test_why_scores_failed_is_told(file, tmp_path):
-    (tmp_path / "my_rewards.py").write_text(
+    (tmp_path / "evaluated_rewards.py").write_text(
         "from dataclasses import dataclass\nfrom titanrl import register\n\n"
         '@register("reward", "brittle_evaluation")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'
         "class Brittle:\n"
@@ -69,7 +69,10 @@ def test_why_scores_failed_is_told(file, tmp_path):
         "    def __call__(self, batch):\n"
         "        raise RuntimeError('out of ink')\n"
     )
-    sets = [f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_evaluation', label='pen'}]"]
+    sets = [
+        f"imports=['{tmp_path}/evaluated_rewards.py']",
+        "reward=[{name='brittle_evaluation', label='pen'}]",
+    ]
     result = evaluate(file, *(f"--set={each}" for each in sets), "--to", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
     wanted = "2 scores failed; they count as [[reward]] failure. First pen: RuntimeError: out of ink"

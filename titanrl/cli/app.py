@@ -19,6 +19,7 @@ from titanrl.cli import (
     pipeline,
     report,
     rft,
+    serve,
     serve_reward,
     train,
     watch,
@@ -80,6 +81,7 @@ app.command("report")(report.report)
 app.command("watch")(watch.watch)
 app.add_typer(bench.bench, name="bench")
 app.command("ablate")(ablate.ablate)
+app.command("serve")(serve.serve)
 app.command("serve-reward")(serve_reward.serve_reward)
 
 

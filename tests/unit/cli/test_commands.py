@@ -40,7 +40,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
 
 def test_version_and_help_answer() -> None:
     assert titanrl("--version").output.strip() == __version__
-    for command in ("train", "check", "show", "components", "model", "export", "ablate"):
+    for command in ("train", "check", "show", "components", "model", "export", "ablate", "serve"):
         assert command in titanrl("--help").output
         assert titanrl(command, "--help").exit_code == 0
 
@@ -271,3 +271,45 @@ def test_report_refuses_an_ending_that_it_does_not_draw(tmp_path: Path) -> None:
     result = titanrl("report", tmp_path, "--to", tmp_path / "page.docx")
     assert result.exit_code == 2
     assert "--to must end in one of .html, .png, .svg, .pdf, got" in result.output
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """What the server was asked to serve, instead of serving."""
+    seen: list[tuple[Any, Any, dict[str, Any]]] = []
+    server = types.ModuleType("titanrl.model_server")
+    server.serve_model = lambda experiment, run, **keys: seen.append((experiment, run, keys))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "titanrl.model_server", server)
+    return seen
+
+
+def test_serve_needs_no_parallelism_no_data_and_one_process(
+    file: Path, tmp_path: Path, served: list[tuple[Any, Any, dict[str, Any]]]
+) -> None:
+    assert "[parallelism]" not in file.read_text()
+    result = titanrl("serve", file, "--best-of", 4, "--reward", "right", "--port", 0)
+    assert result.exit_code == 0, result.output
+    gone = ["--set=parallelism.tensor_parallel_degree=2", "--set=prompts={name='jsonl', path='none.jsonl'}"]
+    result = titanrl("serve", file, *gone, "--set=sampler.max_response_tokens=9", RANK="0")
+    assert result.exit_code == 0, result.output
+    (first, run, options), (second, *_) = served
+    assert (run, options["best_of"], options["reward"], options["port"]) == (None, 4, "right", 0)
+    assert first.parallelism == second.parallelism == Parallelism()
+    assert second.sampler.max_response_tokens == 9
+
+
+def test_serve_tells_what_keeps_a_model_from_being_served(
+    file: Path, tmp_path: Path, served: list[tuple[Any, Any, dict[str, Any]]]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ((file, "--model", tmp_path / "none"), "[model] path must be a model folder"),
+        ((file, "--set=training.seq_len=4096"), "[training] seq_len must be <= 128"),
+        ((tmp_path / "none.toml",), "no such file"),
+        ((tmp_path / "empty",), "no such file"),
+        ((file, "--best-of", 0), "greater than or equal to 1"),
+    ):
+        result = titanrl("serve", *arguments)
+        assert result.exit_code == 2, result.output
+        assert message in " ".join(result.output.split())
+    assert served == []

@@ -27,7 +27,8 @@ from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
 from titanrl.needed_memory import memory
 from titanrl.ops.sequence import at_last_trainable
-from titanrl.reward_server import Batcher, reward_app
+from titanrl.reward_server import reward_app
+from titanrl.serving import Batcher
 from titanrl.verify import verify
 
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
@@ -139,7 +140,7 @@ def test_server_scores_waiting_requests_together_and_tells_each_of_a_failure() -
             raise RuntimeError("out of memory")
         return [[float(sum(row))] for row in rows]
 
-    batcher, results = Batcher(score), {}
+    batcher, results = Batcher(score).start(), {}
 
     def ask(name: int, rows: list[list[int]]) -> None:
         try:

@@ -81,7 +81,7 @@ def test_tables_become_samplers(name: str) -> None:
 
 def test_answers_of_a_call_are_cut_where_it_says(tokenizer: Any) -> None:
     sampler, rows = start(tokenizer, answers=("abc",), max_response_tokens=2), [PromptRow([1], 0, 0)]
-    for max_tokens, text, reason in ((None, "ab", 1), (1, "a", 1), (3, "abc", 1), (4, "abc</s>", 0)):
+    for max_tokens, text, reason in ((None, "ab", 1), (1, "a", 1), (3, "abc", 1), (4, "abc<eos>", 0)):
         (answer,) = sampler.sample(rows, step=0, seed=0, max_tokens=max_tokens)
         assert (tokenizer.decode(answer.ids), answer.finish_reason) == (text, reason)
     with pytest.raises(ValueError, match="makes 33, more than the 32"):

@@ -1,0 +1,402 @@
+"""The model server: real HTTP, the experiment's own sampler and rewards, on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+import torch
+import uvicorn
+
+from tests.e2e.test_training import FILE, ROOT, file
+from titanrl.cli.target import target_of
+from titanrl.components.samplers.torch import TorchSampler
+from titanrl.config import load
+from titanrl.loop import loop
+from titanrl.loop.export import export_run
+from titanrl.model_server import serve_model
+from titanrl.models import tiny
+from titanrl.protocols import Sample
+from titanrl.verify import verified
+
+__all__ = ["file"]
+
+REWARDS = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from titanrl import register
+
+@register("reward", "served_brittle")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brittle:
+    \"\"\"Cannot judge answers of less than eight letters.\"\"\"
+    def __call__(self, batch):
+        for text in batch["text", "response"]:
+            if len(text) < 8:
+                raise RuntimeError(f"{text!r} is short")
+        return torch.tensor([-float(ord(text[0])) for text in batch["text", "response"]])
+
+@register("reward", "served_early")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    \"\"\"Likes answers that begin early in the alphabet.\"\"\"
+    def __call__(self, batch):
+        return torch.tensor([-float(ord(text[:1] or "~")) for text in batch["text", "response"]])
+
+@register("reward", "served_slow")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    \"\"\"Leaves a file, and takes its time.\"\"\"
+    path: str
+    def __call__(self, batch):
+        Path(self.path).write_text("asked")
+        time.sleep(3)
+        return torch.ones(len(batch))
+"""
+
+
+@pytest.fixture(scope="module")
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that imports the rewards; one file, as names are registered once."""
+    path = tmp_path_factory.mktemp("rewards") / "served_rewards.py"
+    path.write_text(REWARDS)
+    return f"imports=['{path}']"
+
+
+def post(url: str, path: str, body: Any) -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{url}/v1/{path}", json.dumps(body).encode(), headers)
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=120) as reply:
+            return reply.status, json.loads(reply.read())
+    except HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def complete(url: str, **body: Any) -> Any:
+    status, reply = post(url, "completions", {"prompt": "say 1", **body})
+    assert status == 200, reply
+    return reply
+
+
+def texts(reply: Any) -> list[str]:
+    return [each["text"] for each in reply["choices"]]
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a context that serves a file in this process, in a thread, and yields the address."""
+    servers: list[uvicorn.Server] = []
+
+    class Kept(uvicorn.Server):
+        def __init__(self, config: uvicorn.Config) -> None:
+            super().__init__(config)
+            servers.append(self)
+
+    monkeypatch.setattr(uvicorn, "Server", Kept)
+
+    @contextmanager
+    def serving(file: Path, *overrides: str, **options: Any) -> Iterator[str]:
+        said: queue.Queue[str | BaseException] = queue.Queue()
+        experiment = verified(file, overrides, 1)
+        settings = {"best_of": None, "reward": None, "host": "127.0.0.1", "port": 0, **options}
+
+        def work() -> None:
+            try:
+                serve_model(experiment, None, say=said.put, **settings)
+            except BaseException as error:
+                said.put(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        told = said.get(timeout=120)
+        if isinstance(told, BaseException):
+            raise told
+        try:
+            yield told.split()[-1]
+        finally:
+            wait_until(lambda: bool(servers))
+            servers.pop().should_exit = True
+            thread.join(60)
+        assert said.empty()
+        assert not thread.is_alive()
+
+    return serving
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many answers each call of the sampler was asked for."""
+    seen: list[int] = []
+    real = TorchSampler.sample
+
+    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+        seen.append(len(rows))
+        return real(self, rows, **given)
+
+    monkeypatch.setattr(TorchSampler, "sample", sample)
+    return seen
+
+
+def test_best_of_n_is_the_best_of_the_n_that_are_sampled(
+    file: Path, serving: Any, calls: list[int], rewards: str
+) -> None:
+    with serving(file, rewards, "reward=[{name='served_early', weight=2.0}]") as url:
+        plain = complete(url, n=6, seed=11)
+        best = complete(url, best_of=6, n=6, seed=11)
+        one = complete(url, best_of=6, seed=11)
+        first, again = texts(complete(url, prompt=["say 1", "say 1"], seed=11))
+    assert calls == [6, 6, 6, 2]
+    assert first == texts(plain)[0] != again
+    assert texts(best) == sorted(texts(plain), key=lambda text: text[:1] or "~") != texts(plain)
+    for choice in best["choices"]:
+        place = -float(ord(choice["text"][:1] or "~"))
+        assert (choice["score"], choice["rewards"]) == (2 * place, {"served_early": place})
+    assert texts(one) == texts(best)[:1]
+    assert one["best_of"] == best["best_of"]
+    assert one["best_of"]["scored_by"] == "weighted sum"
+    assert one["usage"] == best["usage"]
+    assert "score" not in plain["choices"][0]
+
+
+def test_waiting_requests_share_a_call_and_are_answered_as_if_alone(
+    file: Path, serving: Any, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go, counted = threading.Event(), threading.Event(), TorchSampler.sample
+
+    def held(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+        started.set()
+        assert go.wait(60)
+        return counted(self, rows, **given)
+
+    asked = [{"n": 2, "seed": 1}, {"best_of": 3, "seed": 2}, {"prompt": ["ask", "say"], "seed": 3}]
+    with serving(file) as url, ThreadPoolExecutor(8) as pool:
+        alone = [texts(complete(url, **each)) for each in asked]
+        assert calls == [2, 3, 2]
+        calls.clear()
+        waiting = count_waiting(monkeypatch)
+        monkeypatch.setattr(TorchSampler, "sample", held)
+        first = pool.submit(complete, url, prompt="first")
+        assert started.wait(60)
+        replies = [pool.submit(complete, url, **each) for each in asked]
+        wait_until(lambda: waiting() == 1 + len(asked))
+        go.set()
+        assert [texts(each.result()) for each in replies] == alone
+        first.result()
+    assert calls == [1, 7]
+
+
+def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Returns what says how many requests have been handed to the model from now on."""
+    from titanrl.serving import Batcher
+
+    seen: list[int] = []
+    real = Batcher.submit
+
+    def submit(self: Any, rows: Sequence[Any]) -> Any:
+        result = real(self, rows)
+        seen.append(len(rows))
+        return result
+
+    monkeypatch.setattr(Batcher, "submit", submit)
+    return lambda: len(seen)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_reason_of_a_reward_that_fails_is_in_the_reply(file: Path, serving: Any, rewards: str) -> None:
+    with serving(file, rewards, "reward=[{name='served_brittle'}]", best_of=12) as url:
+        choices = complete(url, n=12, seed=5)["choices"]
+    judged = [each for each in choices if each["score"] is not None]
+    failed = choices[len(judged) :]
+    assert len(judged) > 1
+    assert failed
+    scores = [each["score"] for each in judged]
+    assert scores == [-float(ord(each["text"][0])) for each in judged] == sorted(scores, reverse=True)
+    for each in failed:
+        reason = f"RuntimeError: {each['text']!r} is short"
+        assert (each["score"], each["rewards"], each["failures"]) == (None, {}, {"served_brittle": reason})
+
+
+def test_reward_model_chooses_without_a_reference_answer(
+    file: Path, serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    seen: list[list[int]] = []
+    real = TorchSampler.sample
+
+    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+        found = real(self, rows, **given)
+        # The model reads what stands before the last token of an answer.
+        seen.extend([*row.prompt_ids, *each.ids[:-1]] for row, each in zip(rows, found, strict=True))
+        return found
+
+    monkeypatch.setattr(TorchSampler, "sample", sample)
+    folder = tiny.create(tmp_path / "judge", head="value", scale=0.3)
+    both = f"reward=[{{name='reward_model', path='{folder}'}}, {{name='exact_match', weight=0.5}}]"
+    with serving(file, both, reward="reward_model") as url:
+        choices = complete(url, best_of=5, n=5, seed=2)["choices"]
+    with serving(file, both) as url:
+        status, refused = post(url, "completions", {"prompt": "a", "best_of": 2})
+        raw = complete(url, best_of=2, answer="4")["choices"][0]["rewards"]
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    wanted = sorted((model(torch.tensor([ids])).logits.item() for ids in seen[:5]), reverse=True)
+    assert [each["score"] for each in choices] == pytest.approx(wanted, abs=1e-4)
+    assert wanted[0] - wanted[-1] > 0.1
+    assert status == 400
+    assert "answer is missing: the reference answer, which the reward 'exact_match' reads" in str(refused)
+    assert raw.keys() == {"reward_model", "exact_match"}
+
+
+def test_openais_client_is_served(file: Path, serving: Any) -> None:
+    openai = pytest.importorskip("openai")
+    with serving(file, best_of=3) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        (model,) = client.models.list().data
+        text = client.completions.create(model=model.id, prompt="say 1", seed=3, max_tokens=4, stop=["e"])
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1"}]
+        chat = client.chat.completions.create(
+            model=model.id, messages=messages, max_completion_tokens=3, extra_body={"best_of": 2}
+        )
+        with pytest.raises(openai.BadRequestError, match="stream is not served"):
+            client.completions.create(model=model.id, prompt="say 1", stream=True)
+    assert "e" not in text.choices[0].text
+    assert text.usage.completion_tokens <= 12
+    assert text.choices[0].score == max(text.best_of["scores"][0])
+    assert len(text.best_of["scores"][0]) == 3
+    assert chat.choices[0].message.role == "assistant"
+    assert len(chat.best_of["scores"][0]) == 2
+
+
+def test_served_reward_is_the_evaluations_selector_if_none_is_named(file: Path, serving: Any) -> None:
+    settings = ("samples_per_prompt=2", "temperature=1.0", "selector='shown'")
+    both = "reward=[{name='repetition', n=1}, {name='repetition', label='shown', n=2, weight=0.0}]"
+    with serving(file, both, *(f"evaluation.{each}" for each in settings)) as url:
+        reply = complete(url, best_of=2)
+    assert reply["best_of"]["scored_by"] == "shown"
+    assert reply["choices"][0]["rewards"].keys() == {"shown"}
+
+
+@contextmanager
+def command(*arguments: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yields `titanrl serve` as a user starts it, and its address."""
+    line = [sys.executable, "-m", "titanrl", "serve", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(
+        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        # Whoever starts the tests may ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            shown: list[str] = []
+            for shown_line in process.stdout:
+                shown.append(shown_line)
+                if match := re.match(r"serving .* at (http://\S+)$", shown_line):
+                    break
+            else:
+                raise AssertionError("".join(shown))
+            yield process, match[1]
+        finally:
+            process.kill()
+
+
+def test_run_is_served_by_its_newest_checkpoint_and_ctrl_c_answers_what_was_asked(
+    file: Path, tmp_path: Path, rewards: str
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = loop.train(load(file, ["loop.steps=2", "evaluation="]))
+    slow = f"reward=[{{name='served_slow', path='{tmp_path}/asked'}}]"
+    # Neither [prompts] that are gone nor that several ranks trained keeps a run from being served.
+    (tmp_path / "prompts.jsonl").unlink()
+    sets = [rewards, slow, "parallelism.data_parallel_replicate_degree=2"]
+    with command(run, *(f"--set={each}" for each in sets)) as (process, url), ThreadPoolExecutor(1) as pool:
+        greedy = complete(url, temperature=0, max_tokens=12)
+        assert greedy["model"] == str(run)
+        asked = pool.submit(complete, url, best_of=2)
+        wait_until((tmp_path / "asked").exists)
+        process.send_signal(signal.SIGINT)
+        assert asked.result()["choices"][0]["score"] == 1.0
+        assert process.wait(120) == 0
+    folder = export_run(run, tmp_path / "exported")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("say 1", return_tensors="pt")
+    wanted = model.generate(**ids, do_sample=False, max_new_tokens=12)[0, ids["input_ids"].shape[1] :]
+    assert texts(greedy) == [tokenizer.decode(wanted, skip_special_tokens=True)]
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_vllm_serves_what_torch_serves(tmp_path: Path) -> None:
+    """A file without [parallelism], by name of another model."""
+    pytest.importorskip("vllm")
+    shape = {"hidden": 128, "heads": 2, "kv_heads": 1, "scale": 0.15}  # as vLLM's attention on a CPU wants it
+    tiny.create(tmp_path / "model", **shape)
+    other = tiny.create(tmp_path / "other", seed=5, **shape)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "say 1"}))
+    file = tmp_path / "served.toml"
+    file.write_text(FILE.format(root=ROOT, folder=tmp_path))
+    assert "parallelism" not in file.read_text()
+    replies = {}
+    for name in ("torch", "vllm"):
+        # Another sampler comes without the keys of the first.
+        sets = [f"--set=sampler.name={name}", "--set=sampler.max_response_tokens=8"]
+        options = [*sets, "--best-of", 4, "--reward", "repetition"]
+        with command(file, "--model", other, *options) as (process, url):
+            with ThreadPoolExecutor(4) as pool:
+                asked = [
+                    {"temperature": 0, "best_of": 1, "max_tokens": 12},
+                    {"temperature": 0, "best_of": 1, "prompt": "ask"},
+                    {"seed": 3, "n": 4},
+                    {"seed": 4, "stop": "e"},
+                ]
+                found = [*pool.map(lambda each: complete(url, **each), asked)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 0
+        assert [each["model"] for each in found] == [str(other)] * 4
+        assert found[2]["best_of"]["scored_by"] == "repetition"
+        scores = [each["score"] for each in found[2]["choices"]]
+        assert scores == sorted(scores, reverse=True)
+        assert found[2]["best_of"]["scores"] == [scores]
+        assert "e" not in texts(found[3])[0]
+        replies[name] = found
+    for number in (0, 1):
+        assert texts(replies["torch"][number]) == texts(replies["vllm"][number])
+
+
+def test_target_is_a_file_a_run_or_another_model(file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "experiment.toml").write_text(file.read_text())
+    trained = f'model.path="{tmp_path}/model"'
+    assert target_of(file, None, ["a=1"]) == (file, ["a=1"], None)
+    assert target_of(run, None, None) == (run / "experiment.toml", [trained], run)
+    assert target_of(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
+    assert target_of(run, tmp_path / "m", []) == (
+        run / "experiment.toml", [f'model.path="{tmp_path}/m"'], None,
+    )  # fmt: skip
