@@ -25,13 +25,15 @@ def memory(experiment: Experiment, world_size: int) -> list[Need]:
 
     training, critic = experiment.training, experiment.critic
     trained = {"policy": (experiment.model.path, experiment.optimizer)}
-    if critic is not None:
+    shares = critic is not None and critic.shared
+    if critic is not None and not shares:
         trained["critic"] = (critic.path or experiment.model.path, critic.optimizer)
     models = [
         Model(
             name=name,
             config=HFConfig.read(path),
             is_value_model=name == "critic" or experiment.model.head == "value",
+            has_critic=shares,
             dtype=training.dtype,
             optimizer=optimizer,
         )

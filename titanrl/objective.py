@@ -25,7 +25,8 @@ RATIO_CLAMP = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H))`` of a micro-batch, with metrics.
+    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H + nu * value))`` of a micro-batch,
+    with metrics.
 
     Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the
     batch's ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
@@ -42,11 +43,16 @@ class Objective:
     """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
     measures_gap: bool = False
     """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
+    value: PolicyLoss | None = None
+    """Loss of a critic on the policy's body; None: there is no such term."""
+    value_coefficient: float = 0.0
+    """nu, its factor."""
 
     @property
     def couples_group(self) -> bool:
         """Whether rows of a group are compared with each other, and must be computed together."""
-        return bool(getattr(self.loss, "paired", False) or getattr(self.loss, "couples_group", False))
+        losses = (self.loss, self.value)
+        return any(getattr(loss, name, False) for loss in losses for name in ("paired", "couples_group"))
 
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
@@ -63,11 +69,7 @@ class Objective:
         beta, eta = coefficients.unbind()
         if self.on_policy:
             batch = batch.copy().set("old_logprob", where0(mask, policy.logprob.detach()))
-        result = self.loss(policy, batch)
-        if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast in silence.
-            raise TypeError(_no_token_loss(self.loss, result))
-        token_loss, token_metrics = result
-        token_loss = where0(mask, token_loss.expand_as(mask))
+        token_loss, token_metrics = _token_loss(self.loss, policy, batch)
         metrics = {f"loss/{name}": value for name, value in token_metrics.items()}
         correction = batch.get("correction_weight", None)
         total = token_loss if correction is None else where0(mask, correction) * token_loss
@@ -81,6 +83,11 @@ class Objective:
             difference = (logprob - ref_logprob).detach()
             metrics["kl/value"] = difference
             metrics["kl/k3"] = torch.expm1(-difference) + difference
+        value_loss = None
+        if self.value is not None:
+            value_loss, value_metrics = _token_loss(self.value, policy, batch)
+            total = total + self.value_coefficient * value_loss
+            metrics |= {f"critic/{name}": value for name, value in value_metrics.items()}
         if self.measures_gap:
             gap = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
             metrics["sample/logprob_gap"] = gap.abs()
@@ -89,12 +96,24 @@ class Objective:
             metrics["loss/entropy"] = entropy
             if self.entropy:
                 total = total - eta * entropy
-        weighted = where0(mask, weight) * total
+        weight = where0(mask, weight)
         live = mask.any(-1, keepdim=True)
         sums = {name: _sum(value.detach().float(), mask, live) for name, value in metrics.items()}
-        loss_sum = weighted.sum()
-        sums["loss/total"] = (loss_sum.detach(), torch.ones_like(loss_sum))
+        loss_sum = (weight * total).sum()
+        one = torch.ones_like(loss_sum)
+        sums["loss/total"] = (loss_sum.detach(), one)
+        if value_loss is not None:
+            sums["critic/loss"] = ((weight * value_loss).sum().detach(), one)
         return loss_sum, sums
+
+
+def _token_loss(loss: PolicyLoss, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+    """Returns what ``loss`` says, [B, L] and 0 where masked, with its metrics as they are."""
+    result = loss(policy, batch)
+    if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast in silence.
+        raise TypeError(_no_token_loss(loss, result))
+    mask = batch["loss_mask"]
+    return TokenLoss(where0(mask, result.loss.expand_as(mask)), result.metrics)
 
 
 def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
@@ -123,7 +142,8 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
     # is fixed.
     torch._dynamo.config.specialize_float = True
     bonus = ("entropy",) if objective.entropy else ()
-    names = dict.fromkeys(("logprob", *getattr(objective.loss, "needs", ()), *bonus))
+    needs = [name for loss in (objective.loss, objective.value) for name in getattr(loss, "needs", ())]
+    names = dict.fromkeys(("logprob", *needs, *bonus))
 
     def with_gradient(
         moving: Mapping[str, torch.Tensor],

@@ -41,6 +41,12 @@ MESHES: dict[int, dict[str, dict[str, Any]]] = {
 }
 TIED = {2: ["fsdp", "tensor", "pipeline", "interleaved"], 4: ["tensor x pipeline"]}
 """Where head and embedding are one matrix too, which a pipeline's ends have a copy of."""
+SHARED = {
+    2: ["fsdp", "replicate", "tensor", "tensor without sequence", "pipeline", "interleaved"],
+    4: ["fsdp x tensor", "tensor x pipeline", "tensor"],
+}
+"""Where a critic's head stands on the policy's body."""
+SHARED_TIED = {2: ["fsdp", "tensor", "pipeline"]}
 WIDE = [(4, "fsdp"), (4, "tensor")]
 """One axis alone: a model with as many heads for keys as ranks, so that all can be split."""
 EXPERTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -63,6 +69,8 @@ CASES = [
     for mesh in meshes
 ]
 CASES += [(processes, mesh, "tied") for processes, meshes in TIED.items() for mesh in meshes]
+CASES += [(processes, mesh, "shared") for processes, meshes in SHARED.items() for mesh in meshes]
+CASES += [(processes, mesh, "shared tied") for processes, meshes in SHARED_TIED.items() for mesh in meshes]
 CASES += [(n, mesh, kind) for n, kinds in MIXTURES.items() for mesh in EXPERTS[n] for kind in kinds]
 Results = dict[tuple[int, str], list[dict[str, Any]]]
 """(processes, case) -> what each rank saw."""
@@ -108,6 +116,15 @@ def results(export_folder: Path) -> Results:
         },
         "wide": {"model": str(wide), "losses": ["ppo_clip"], "max_norm": 0.05},
         "tied": {"model": str(tied), "losses": ["ppo_clip", "dpo"], "max_norm": 0.05},
+        **{
+            kind: {
+                "model": str(folder / model),
+                "critic": None,
+                "losses": ["ppo_clip", "gspo starved"],
+                "max_norm": 0.05,
+            }
+            for kind, model in (("shared", "wide"), ("shared tied", "tied"))
+        },
         "bfloat16": {
             "model": str(tied), "losses": ["ppo_clip"], "max_norm": 1e9, "precision": "bfloat16"
         },
@@ -196,6 +213,16 @@ def test_micro_batches_are_uneven_and_ranks_of_some_steps_train_nothing(results:
             assert sum(map(sum, ranks)) == sum(parts)
             assert len(set(map(tuple, ranks))) >= 2
             assert sum(not any(rank) for rank in ranks) == (processes // 2 if "starved" in step else 0)
+
+
+@pytest.mark.parametrize("kind", ["shared", "shared tied"])
+def test_critics_head_on_the_policys_body_is_trained_and_stays_at_home(results: Results, kind: str) -> None:
+    """Else its gradient would be compared with nothing, and a sampler would be sent it."""
+    (one,) = results[1, kind]
+    for name, step in one["steps"].items():
+        assert one["scores"][name]["value"].abs().max() > 1
+        assert step["gradients"]["lm_head.value.weight"].abs().max() > 0.01
+    assert not [name for name in one["weights"] if "value" in name]
 
 
 def test_gradients_are_clipped_in_most_steps(results: Results) -> None:

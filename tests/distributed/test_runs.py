@@ -75,11 +75,16 @@ RUNS = {
     "grpo tensor": ("grpo", [TENSOR]),
     "grpo pipeline": ("grpo", [PIPELINE]),
     "ppo pipeline": ("ppo", [PIPELINE]),
+    "shared tensor": ("shared", [TENSOR]),
+    "shared pipeline": ("shared", [PIPELINE]),
     "dpo tensor": ("dpo", [TENSOR]),
     "mixture experts": ("mixture", [EXPERT]),
 }
 """Run -> experiment, and the mesh of two ranks."""
-SAME = ("reward/mean", "loss/total", "update/grad_norm", "critic/grad_norm", "eval/score", "eval/loss")
+SAME = (
+    "reward/mean", "loss/total", "update/grad_norm", "critic/grad_norm", "critic/loss",
+    "critic/explained_variance", "eval/score", "eval/loss",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     for name, preset, rest in (
         ("grpo", "grpo", SAMPLED), ("ppo", "ppo", SAMPLED + CRITIC), ("dpo", "dpo", FIXED),
-        ("mixture", "grpo", SAMPLED),
+        ("mixture", "grpo", SAMPLED), ("shared", "ppo_shared", SAMPLED),
     ):  # fmt: skip
         model = "mixture" if name == "mixture" else "model"
         text = (FILE + rest).format(root=ROOT, folder=folder, preset=preset, model=model)
@@ -104,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(folder: Path) -> dict[str, Path]:
     """The folder of every run, on one process by the experiment's name and on two by the run's."""
     done: dict[str, Path] = {}
-    alone = {kind: (kind, []) for kind in ("grpo", "ppo", "dpo", "mixture")}
+    alone = {kind: (kind, []) for kind in ("grpo", "ppo", "shared", "dpo", "mixture")}
     for processes, cases in ((1, alone), (2, RUNS)):
         place = folder / str(processes)
         place.mkdir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,17 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     trainees = {"": engine.policy} | ({} if engine.critic is None else {"value": engine.critic})
     gradients = Gradients(list(trainees.values()))
     steps, scores, trained = {}, {}, {}
+    is_shared = "critic" in case and engine.critic is None
+    if is_shared and engine.policy.role.model.is_last:
+        # Of zero, the body would get no gradient from it.
+        engine.policy.role.model.head.get_parameter("value.weight").data.fill_(0.3)
     for number, step in enumerate(case["losses"]):
         name = step.removesuffix(STARVED)
         batch = (pairs if name == "dpo" else answers)(number)
         rows = deal(starved(batch) if name != step else batch, engine.dp_rank, engine.dp_degree)
         parts = engine.policy.role.micro_batches(rows)
         trained[step] = [int(part.batch["loss_mask"].sum()) for part in parts]
-        seen = engine.score(rows, POLICY_SCORES)
+        seen = engine.score(rows, (*POLICY_SCORES, "value") if is_shared else POLICY_SCORES)
         if "teacher" in case:
             found = engine.frozen["teacher"].score(rows, TEACHER_SCORES)
             seen |= {f"teacher/{key}": value for key, value in found.items()}
@@ -137,6 +142,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             seen |= engine.critic.score(rows, ("value",))
         scores[step] = seen | {"group_id": rows["group_id"]}
         objectives = {"": policy_objective(name)}
+        if is_shared:
+            value = titanrl.build("loss", LOSSES["value"])
+            objectives[""] = replace(objectives[""], value=value, value_coefficient=0.5)
         if engine.critic is not None and name != "dpo":
             objectives["value"] = Objective(loss=titanrl.build("loss", LOSSES["value"]))
         for kind, objective in objectives.items():

@@ -82,6 +82,48 @@ def test_critic_learns_what_a_constant_reward_is_worth_at_each_token(file):
     assert explained[-1] > 0.5
 
 
+def policy(run: Path, to: Path) -> dict[str, torch.Tensor]:
+    return load_file(export_run(run, to) / "model.safetensors")
+
+
+def shared(file: Path) -> Path:
+    """Returns the same experiment with the critic on the policy's body, where none warms up."""
+    text = file.read_text().replace(f"{CRITIC}[critic]\nwarmup_steps = 1\n", "")
+    path = file.with_name("shared.toml")
+    path.write_text(text.replace("algorithms/ppo.toml", "algorithms/ppo_shared.toml"))
+    return path
+
+
+def test_resumed_run_with_a_shared_critic_goes_on_bitwise(file, monkeypatch):
+    assert_resumes_bitwise(shared(file), (1, 2), within=loop, weights=policy, monkeypatch=monkeypatch)
+
+
+def test_shared_critic_learns_on_the_policys_body_and_leaves_it_a_language_model(file, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    overrides = [
+        "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
+        "algorithm.advantage.lam=1.0", "algorithm.advantage.bootstrap=truncated", "loop.steps=12",
+        "algorithm.kl=", "reference=", "critic.loss.clip=inf", "critic.coefficient=1.0",
+        "algorithm.reward_scaling=", "loop.max_update_kl=",
+    ]  # fmt: skip
+    run = loop.train(load(shared(file), overrides))
+    rows = [row for row in lines(run) if row["step"]]
+    assert rows[0]["critic/explained_variance"] == pytest.approx(
+        0.0, abs=1e-6
+    )  # A new head says 0 everywhere.
+    assert rows[-1]["critic/explained_variance"] > 0.5
+    for row in rows:
+        assert row["critic/loss"] >= 0
+        assert not {"critic/grad_norm", "critic/lr", "critic/warmup"} & row.keys()
+        for name in row.keys() - {"step"}:
+            assert name in documented_metrics("format_regex") or re.fullmatch(r"time/\w+_seconds", name), name
+    exported = export_run(run, tmp_path / "exported")
+    _, said = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not said["unexpected_keys"]
+    assert not said["missing_keys"]
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_give_the_run_of_one(file, tmp_path):

@@ -251,14 +251,21 @@ def test_process_is_left_as_it_was(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_beside_a_trainer_it_samples_as_the_trainer_scores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied_and_shared", [(True, False), (False, True)])
+def test_beside_a_trainer_it_samples_as_the_trainer_scores(
+    tmp_path: Path, tied_and_shared: tuple[bool, bool]
+) -> None:
+    """Of a critic's head on the policy's body the sampler hears nothing."""
     from titanrl.config.engine_tables import Training
     from titanrl.engine.engine import Engine, EngineConfig
+    from titanrl.engine.settings import CriticModel
     from titanrl.loop.buffer import assemble
 
-    folder = make(tmp_path / "model", 0)
+    tied, shared = tied_and_shared
+    folder = make(tmp_path / "model", 0, tied=tied)
     training = Training(seq_len=LENGTH, mixed_precision_param="float32")
-    engine = Engine(EngineConfig(model=str(folder), temperature=0.7, training=training))
+    critic = CriticModel(path=None) if shared else None
+    engine = Engine(EngineConfig(model=str(folder), temperature=0.7, training=training, critic=critic))
     settings = VLLM(temperature=0.7, max_response_tokens=16, kv_cache_gib=0.05)
     sampler = settings.start(host_of(folder, engine=engine))
     try:

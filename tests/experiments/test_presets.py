@@ -86,6 +86,11 @@ ROWS = {
         advantage="gae", loss="ppo_clip", aggregation="token_mean",
         kl="k1 reward adaptive(coefficient=0.05)", epochs=4, critic="value at 1e-05 after 0 steps",
     ),
+    "ppo_shared": Row(
+        advantage="gae", loss="ppo_clip", aggregation="token_mean",
+        kl="k1 reward adaptive(coefficient=0.05)", epochs=4, lr=1e-5,
+        critic="value at 0.1 of the policy's loss",
+    ),
     "vapo": Row(
         advantage="gae(lam_value=1.0, length_alpha=0.05)", loss="ppo_clip(clip_high=0.28, positive_nll=0.1)",
         aggregation="token_mean", samples=16, critic="value at 1e-05 after 50 steps",
@@ -186,6 +191,8 @@ def as_row(experiment: Experiment, like: Row) -> Row:
         epochs=settings.epochs,
         critic=None
         if critic is None
+        else f"{_said(critic.loss)} at {critic.coefficient} of the policy's loss"
+        if critic.shared
         else f"{_said(critic.loss)} at {critic.optimizer.lr} after {critic.warmup_steps} steps",
         lr=experiment.optimizer.lr,
         adds=like.adds,

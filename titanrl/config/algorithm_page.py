@@ -167,7 +167,8 @@ def _kl(table: Mapping[str, Any]) -> str:
 def _critic(table: Mapping[str, Any]) -> str:
     loss = _component("loss", table["loss"]) if "loss" in table else "[value](components/loss.md#value)"
     warmup = table.get("warmup_steps", 0)
-    return f"critic {loss}" + (f", {warmup} steps of warm-up" if warmup else "")
+    where = " on the policy's body" if table.get("shared") else ""
+    return f"critic {loss}{where}" + (f", {warmup} steps of warm-up" if warmup else "")
 
 
 def _number(value: Any) -> str:

@@ -11,7 +11,7 @@ from titanrl.errors import Problem
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
-    from titanrl.config.tables import Loop, Reference, Teacher
+    from titanrl.config.tables import Critic, Loop, Reference, Teacher
     from titanrl.protocols import DataSettings
 
 __all__ = ["ROLE_CHECKS"]
@@ -72,7 +72,34 @@ def _cached_reference(
     return []
 
 
-def _skipped_rows(algorithm: Algorithm, loop: Loop) -> list[Problem]:
+def _shared_critic(critic: Critic | None) -> list[Problem]:
+    """Returns a Problem for each key of [critic] that would be ignored."""
+    if critic is None:
+        return []
+    if not critic.shared:
+        text = f"is read with shared = true only, got {critic.coefficient}; leave it out."
+        return [] if critic.coefficient is None else [Problem("critic", text, "coefficient")]
+    reasons = {
+        "path": (critic.path, "the critic is a head on the policy's body"),
+        "warmup_steps": (critic.warmup_steps, "the policy's body does not stand still while its head learns"),
+    }
+    problems = [
+        Problem("critic", f"must be left out with shared = true, got {got!r}: {reason}.", key)
+        for key, (got, reason) in reasons.items()
+        if got
+    ]
+    return problems + [
+        Problem(
+            f"critic.{key}",
+            f"must be left out with [critic] shared = true: the policy's own, [{key}], trains the critic's "
+            f"head too (a file leaves out its base's by drop = ['critic.{key}']).",
+        )
+        for key in ("optimizer", "lr_scheduler")
+        if getattr(critic, key) is not None
+    ]
+
+
+def _skipped_rows(algorithm: Algorithm, loop: Loop, critic: Critic | None) -> list[Problem]:
     if not loop.skip_zero_advantage:
         return []
     if not getattr(algorithm.loss, "is_zero_without_advantage", False):
@@ -81,6 +108,8 @@ def _skipped_rows(algorithm: Algorithm, loop: Loop) -> list[Problem]:
         reason = "the KL term in the loss needs them"
     elif algorithm.entropy is not None:
         reason = "the entropy bonus needs them"
+    elif critic is not None and critic.shared:
+        reason = "the critic on the policy's body learns from them"
     else:
         return []
     text = f"must be false here, got true: rows without advantage cannot be left out, since {reason}."
@@ -91,5 +120,6 @@ ROLE_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _two_policies,
     _teacher_top_k,
     _cached_reference,
+    _shared_critic,
     _skipped_rows,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.decode import Component, build
@@ -122,6 +122,10 @@ class CriticOptimizer(Optimizer):
     """Peak learning rate, > 0."""
 
 
+SHARE = 0.1
+"""Factor of a shared critic's loss, as in 1909.08593."""
+
+
 def _value_loss() -> PolicyLoss:
     loss: PolicyLoss = build("loss", {"name": "value"})
     return loss
@@ -129,22 +133,36 @@ def _value_loss() -> PolicyLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critic:
-    """The value model beside the policy, trained on the same minibatches."""
+    """The value model beside the policy, or its second head, trained on the same minibatches."""
 
     path: str | None = None
     """Hugging Face folder of a value model, or of a language model that gets a new head, whose values begin
     at 0; the policy's vocabulary; omitted: [model] path."""
+    shared: bool = False
+    """Whether it is a second head on the policy's body instead of a model, trained by the policy's own
+    optimizer steps; path, warmup_steps, optimizer and lr_scheduler must be left out then."""
+    coefficient: float | None = None
+    """Factor of its loss beside the policy's, > 0; with shared only, 0.1 if omitted."""
     warmup_steps: int = 0
     """Steps at the beginning that train the critic alone, >= 0: less than [loop] steps."""
     loss: Annotated[PolicyLoss, Component("loss")] = field(default_factory=_value_loss)
     """What the critic minimises, per token; a loss on values. Omitted: value."""
-    optimizer: CriticOptimizer = field(default_factory=CriticOptimizer)
-    """What turns its gradients into weights."""
-    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
-    """Its learning rate over time."""
+    optimizer: CriticOptimizer = None  # type: ignore[assignment]
+    """What turns its gradients into weights; not there if shared."""
+    lr_scheduler: LRScheduler = None  # type: ignore[assignment]
+    """Its learning rate over time; not there if shared."""
 
     def __post_init__(self) -> None:
+        check_range(self, "coefficient", "(0, inf)")
         check_range(self, "warmup_steps", "[0, inf)")
+        omitted: dict[str, Any] = (
+            {"coefficient": SHARE}
+            if self.shared
+            else {"optimizer": CriticOptimizer(), "lr_scheduler": LRScheduler()}
+        )
+        for key, value in omitted.items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from titanrl.engine.allocate import allocate
 from titanrl.engine.attention import attention_config
 from titanrl.engine.head import Head, TokenHead
 from titanrl.engine.mesh import Mesh
+from titanrl.engine.shared_head import SharedHead
 from titanrl.engine.value_head import ValueHead
 from titanrl.engine.weights import load_folder, rename_head
 from titanrl.errors import ConfigError
@@ -88,7 +89,7 @@ def build_model(
     training: Training,
     activation_checkpoint: ActivationCheckpoint,
     compile: Compile,
-    head: Literal["language", "value"] = "language",
+    head: Literal["language", "value", "shared"] = "language",
     heads: Mapping[str, float] | None = None,
     dtype: str | None = None,
     trainable: bool = True,
@@ -99,8 +100,8 @@ def build_model(
     Gradients are summed over ranks, never averaged.
 
     Args:
-        head: the vocabulary's, or a scalar one. On the body of a language model a scalar head begins with
-            weights of zero: every value is 0, on any mesh and for any seed.
+        head: the vocabulary's, a scalar one, or both on one body. On the body of a language model a scalar
+            head begins with weights of zero: every value is 0, on any mesh and for any seed.
         heads: names and weights of several scalar heads; None: there is one.
         dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
             mixed_precision_param.
@@ -134,7 +135,8 @@ def build_model(
     heads = heads or {}
     weights = tuple(heads.values()) or (1.0,)
     scalar = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
-    vocabulary = TokenHead.Config(in_features=config.dim, out_features=config.vocab_size)
+    kind = SharedHead if head == "shared" else TokenHead
+    vocabulary = kind.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),

@@ -58,12 +58,12 @@ class Engine:
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
         self._backend = config.compile.backend if compiles else None
-        role = self._role(config.model, head=config.head, heads=config.heads)
+        role = self._role(config.model, head=config.policy_head, heads=config.heads)
         self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
         critic = config.critic
         self.critic: Trainee | None = None
-        """The value model that learns beside the policy; None: no component reads values."""
-        if critic is not None:
+        """The value model that learns beside the policy; None: there is none, or it is the policy's head."""
+        if critic is not None and critic.path is not None:
             role = self._role(critic.path, head="value")
             self.critic = self._trainee(role, critic.optimizer, critic.lr_scheduler, critic.steps)
         self.frozen: dict[str, Role | Twin] = {
@@ -104,7 +104,7 @@ class Engine:
         self,
         folder: str,
         *,
-        head: Literal["language", "value"] = "language",
+        head: Literal["language", "value", "shared"] = "language",
         heads: Mapping[str, float] | None = None,
         frozen_dtype: str | None = None,
         top_k: int = 0,

@@ -21,14 +21,15 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
 from titanrl.engine.pipeline import line_length, run_pipeline, scheduled
 from titanrl.engine.reduce import from_last_stage
+from titanrl.engine.shared_head import Answer
 from titanrl.ops.logprob import TokenStatistics
 from titanrl.ops.row_kernels import EAGER, Kernels
 from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Role", "gathered"]
 
-Answer: TypeAlias = TokenStatistics | torch.Tensor
-"""What a head answers: a policy's statistics, or the values [S] of a value model."""
+HeadAnswer: TypeAlias = TokenStatistics | torch.Tensor | Answer
+"""What a head answers: a policy's statistics, the values [S] of a value model, or both."""
 
 
 class Role:
@@ -92,7 +93,7 @@ class Role:
     def _run(
         self,
         micro_batches: Sequence[MicroBatch],
-        use: Callable[[Answer, MicroBatch], torch.Tensor | None],
+        use: Callable[[HeadAnswer, MicroBatch], torch.Tensor | None],
     ) -> None:
         trains = torch.is_grad_enabled()
         if self.model.stages:
@@ -124,11 +125,11 @@ class Role:
                     part.set_requires_gradient_sync(not more)
                     part.set_reshard_after_backward(not more)
 
-    def _forward(self, micro_batch: MicroBatch) -> Answer:
+    def _forward(self, micro_batch: MicroBatch) -> HeadAnswer:
         """Returns what the head answers; gradients flow where grad mode is on."""
         masks = attention_masks(self.model.inner_attention, micro_batch.seen_until)
         with self.model.head.request(self.request(micro_batch)):
-            answer: Answer = self.model.parts[0](
+            answer: HeadAnswer = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
             )
         return answer
@@ -165,7 +166,7 @@ class Role:
         shape = rows["labels"].shape
         scored: dict[str, torch.Tensor] = {}
 
-        def use(answer: Answer, micro_batch: MicroBatch) -> None:
+        def use(answer: HeadAnswer, micro_batch: MicroBatch) -> None:
             values = outputs(answer, micro_batch)._asdict() | likeliest(answer, micro_batch)
             for key in keys:
                 value = values.get(key)
@@ -185,12 +186,15 @@ class Role:
             module.reshard()
 
 
-def outputs(answer: Answer, micro_batch: MicroBatch) -> PolicyOutputs:
+def outputs(answer: HeadAnswer, micro_batch: MicroBatch) -> PolicyOutputs:
     """Returns what a head answered for the chosen tokens at their places in [B, L].
 
     Args:
-        answer: a policy's statistics, or the values [S] of a value model, whose logprob is 0 everywhere.
+        answer: a policy's statistics, the values [S] of a value model, whose logprob is 0 everywhere, or
+            both.
     """
+    if isinstance(answer, Answer):
+        return outputs(answer.tokens, micro_batch)._replace(value=at_places(answer.value, micro_batch))
     if isinstance(answer, torch.Tensor):
         value = at_places(answer, micro_batch)
         return PolicyOutputs(logprob=torch.zeros_like(value), value=value)
@@ -203,10 +207,10 @@ def outputs(answer: Answer, micro_batch: MicroBatch) -> PolicyOutputs:
     )
 
 
-def likeliest(answer: Answer, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+def likeliest(answer: HeadAnswer, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
     """Returns the likeliest tokens and their log-probs at their places in [B, L, K]; nothing if none were
     asked for."""
-    if isinstance(answer, torch.Tensor) or not answer.likeliest_ids.shape[-1]:
+    if not isinstance(answer, TokenStatistics) or not answer.likeliest_ids.shape[-1]:
         return {}
     return {
         "likeliest_ids": at_places(answer.likeliest_ids, micro_batch),

@@ -38,10 +38,11 @@ class FrozenModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticModel:
-    """A value model that is trained beside the policy."""
+    """A value model that is trained beside the policy, or a head that is trained with it."""
 
-    path: str
-    """Hugging Face folder of a value model, or of a language model that gets a new head."""
+    path: str | None
+    """Hugging Face folder of a value model, or of a language model that gets a new head; None: it is a second
+    head on the policy's body, and what follows is the policy's."""
     steps: int = 1
     """Its optimizer steps in the run, for the learning-rate schedule."""
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -75,6 +76,11 @@ class EngineConfig:
     compile: Compile = field(default_factory=Compile)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
 
+    @property
+    def policy_head(self) -> Literal["language", "value", "shared"]:
+        """Which head the policy is built with: shared where it holds its critic's too."""
+        return "shared" if self.critic is not None and self.critic.path is None else self.head
+
     @classmethod
     def of(cls, experiment: Experiment) -> EngineConfig:
         """Returns the engine's part of an experiment."""
@@ -105,6 +111,8 @@ class EngineConfig:
             activation_checkpoint=experiment.activation_checkpoint,
             critic=None
             if critic is None
+            else CriticModel(path=None)
+            if critic.shared
             else CriticModel(
                 path=critic.path or experiment.model.path,
                 steps=loop.steps * updates,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from titanrl.engine.gather import gather
+from titanrl.engine.shared_head import VALUE
 
 if TYPE_CHECKING:
     from titanrl.engine.build import Model
@@ -36,7 +37,8 @@ def parameters(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (TorchTitan's name, full tensor) on every rank, one after the other; a collective.
 
-    Of what is sharded at most one exists in full at a time, so consume it whole. A tied head is not yielded.
+    Of what is sharded at most one exists in full at a time, so consume it whole. A tied head is not yielded,
+    nor is a critic's on the policy's body.
 
     Args:
         dtype: to which shards are rounded before they travel; None: they travel as they are.
@@ -99,7 +101,8 @@ def _own(
     for name, value in own.items():
         yield name, gather(value, precision(name, dtype)) if isinstance(value, DTensor) else value
     for name, child in module.named_children():
-        yield from _tensors(child, f"{prefix}{name}.", dtype)
+        if f"{prefix}{name}" != VALUE:
+            yield from _tensors(child, f"{prefix}{name}.", dtype)
 
 
 def _drained(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -102,7 +102,8 @@ class Updater:
         metrics = reduce_sums(list(sums.values()), self._role.mesh)
         # Normalised by its weights already, and a plain count: the step's number is the sum of the parts, not
         # their mean.
-        return metrics | {name: (metrics[name][0], 1.0) for name in ("loss/total", "update/computed_tokens")}
+        summed = {"loss/total", "critic/loss", "update/computed_tokens"} & metrics.keys()
+        return metrics | {name: (metrics[name][0], 1.0) for name in summed}
 
     def _refuse_parts(self, count: int) -> None:
         """Raises where a loss that compares all rows of a step would see only some of them at once."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titanrl.engine.shared_head import VALUE
 from titanrl.engine.stream import precision, stream
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import value_model_keys
@@ -42,7 +43,8 @@ def rename_head(adapter: StateDictAdapter) -> None:
 def load_folder(model: Model, folder: str) -> None:
     """Fills the parameters from the safetensors of ``folder``; every rank reads its own shards.
 
-    A scalar head that the folder of a language model cannot have is set to zero.
+    A scalar head that the folder of a language model cannot have is set to zero: a value model's, or that of
+    a critic on the policy's body.
 
     Raises:
         ConfigError: no safetensors, or one that lacks a tensor or holds more beside a scalar head, a bias
@@ -51,7 +53,9 @@ def load_folder(model: Model, folder: str) -> None:
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(f"[model] path has no .safetensors file, got {folder!r}.")
     for part in model.parts:
-        wanted = model.adapter.to_hf(part.state_dict())
+        state = part.state_dict()
+        critic = {name: state.pop(name).zero_() for name in [*state] if name.startswith(VALUE)}
+        wanted = model.adapter.to_hf(state)
         if SCORE in wanted and not model.config.is_value_model:
             head = wanted.pop(SCORE).zero_()
             _read(wanted, folder)
@@ -65,7 +69,7 @@ def load_folder(model: Model, folder: str) -> None:
             wanted[HEAD] = head
         else:
             _read(wanted, folder)
-        part.load_state_dict(model.adapter.from_hf(wanted))
+        part.load_state_dict(model.adapter.from_hf(wanted) | critic)
 
 
 def _read(tensors: dict[str, Any], folder: str) -> None:

@@ -27,11 +27,13 @@ def critic_values(
     """Returns ``value`` [N, L] float32, 0 where masked: of the state in which each trained label comes.
 
     Args:
+        critic: the value model, or the policy with the critic's head, which is asked for more in one pass.
         batch: this rank's N rows. keys: with ``final_value`` among them, [N] the value of the state after
             the last trainable token comes too, 0 on a fully masked row: one more token a row is computed.
     """
+    outputs = tuple(dict.fromkeys(["value", *(key for key in keys if key != "final_value")]))
     if "final_value" not in keys:
-        return critic.score(batch, ("value",))
+        return critic.score(batch, outputs)
     mask = batch["loss_mask"]
     is_last, is_after = is_last_trainable(mask), after_last_trainable(mask)
     input_ids, labels, longer = (
@@ -40,8 +42,9 @@ def critic_values(
     input_ids[is_after] = batch["labels"][is_last]
     rows = {"input_ids": input_ids, "labels": labels, "loss_mask": longer | is_after}
     rows["group_id"] = batch["group_id"]
-    found = critic.score(TensorDict(rows, batch_size=batch.batch_size), ("value",))["value"]
-    return {"value": where0(mask, found[:, :-1]), "final_value": masked_sum(found, is_after, -1)}
+    found = critic.score(TensorDict(rows, batch_size=batch.batch_size), outputs)
+    final = masked_sum(found["value"], is_after, -1)
+    return {key: where0(mask, each[:, :-1]) for key, each in found.items()} | {"final_value": final}
 
 
 def update_critic(critic: Trainee, rows: TensorDict, objective: Objective) -> Sums:

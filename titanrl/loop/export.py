@@ -36,6 +36,11 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     if critic:
         if config.critic is None:
             raise ConfigError(f"{run} trained no critic; drop --critic to write its policy.")
+        if config.critic.path is None:
+            raise ConfigError(
+                f"{run} trained its critic as a head on the policy's body, [critic] shared = true: it is no "
+                "model by itself; drop --critic to write its policy."
+            )
         config = replace(config, model=config.critic.path, head="value")
     start()
     engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))

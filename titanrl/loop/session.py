@@ -50,7 +50,7 @@ class Session(Generic[Feed]):
     """Whether the greedy answer to each prompt is sampled and scored too, for ``baseline_reward``."""
     objective: Objective
     critic_objective: Objective | None
-    """None: there is no critic."""
+    """None: there is no critic, or it is a head on the policy's body, which ``objective`` trains."""
     state: LoopState
     live_sampler: Sampler | None
     """None where nothing is sampled."""
@@ -164,6 +164,7 @@ def open_session(
     if resume:
         engine.load()
     kl, loop = algorithm.kl_in_loss, experiment.loop
+    critic = experiment.critic
     objective = Objective(
         loss=algorithm.loss,
         kl=None if kl is None else kl.estimator,
@@ -172,10 +173,11 @@ def open_session(
         on_policy=on_policy,
         measures_gap=experiment.data is None
         and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
+        value=critic.loss if critic is not None and critic.shared else None,
+        value_coefficient=0.0 if critic is None else critic.coefficient or 0.0,
     )
     num_rows = None if experiment.data is not None else loop.prompts_per_step * loop.samples_per_prompt
-    critic = experiment.critic
-    critic_objective = None if critic is None else Objective(loss=critic.loss)
+    critic_objective = None if critic is None or critic.shared else Objective(loss=critic.loss)
     return Session(
         experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
         held_out_data=examples, scored_keys=scored_keys, objective=objective,

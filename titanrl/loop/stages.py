@@ -80,7 +80,7 @@ def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
     """
     batch = batch.copy()
     found: dict[str, torch.Tensor] = {}
-    for role, recorded in ROLES.items():
+    for role, recorded in _roles(session).items():
         wanted = {key: output for key, output in recorded.items() if key in session.scored_keys}
         if wanted:
             # The policy's outputs, of the turn before, are the reference's too until it has moved.
@@ -103,6 +103,18 @@ ROLES = {
 """Role -> batch key -> which of its outputs stands there, as it was before the update."""
 
 
+def _roles(session: Session[Any]) -> dict[str, dict[str, str]]:
+    """Returns ROLES; a critic on the policy's body answers in the policy's pass."""
+    if not _shares_critic(session):
+        return ROLES
+    return ROLES | {"policy": ROLES["policy"] | ROLES["critic"], "critic": {}}
+
+
+def _shares_critic(session: Session[Any]) -> bool:
+    critic = session.experiment.critic
+    return critic is not None and critic.shared
+
+
 def _is_policy(session: Session[Any], role: str) -> bool:
     return role == "reference" and session.reference_cache is None and session.engine.is_policy(role)
 
@@ -110,7 +122,8 @@ def _is_policy(session: Session[Any], role: str) -> bool:
 def _scorer(session: Session[Any], role: str) -> Scorer:
     """Returns who gives a role's outputs: its model, or what stands in the model's place."""
     if role == "policy":
-        return session.engine.score
+        engine = session.engine
+        return partial(critic_values, engine.policy) if _shares_critic(session) else engine.score
     if role == "reference" and session.reference_cache is not None:
         return session.reference_cache.score
     if role != "critic":

@@ -41,6 +41,8 @@ class Model:
     """None: it is frozen."""
     offload: bool = False
     """Whether its weights wait in CPU memory."""
+    has_critic: bool = False
+    """Whether a critic's head is on its body."""
 
 
 def needs(
@@ -164,6 +166,7 @@ def _stages(model: Model, mesh: Parallelism) -> list[list[int]]:
     and head counting as a layer each, the first stages having one more."""
     ranks = mesh.pipeline_parallel_degree
     blocks = parameters(model.config, is_value_model=model.is_value_model, copies_head=ranks > 1)
+    blocks[-1] += model.config.dim * model.has_critic
     count = ranks * (STAGES_PER_RANK[mesh.pipeline_parallel_schedule] if ranks > 1 else 1)
     found: list[list[int]] = [[] for _ in range(ranks)]
     start = 0

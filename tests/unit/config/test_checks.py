@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.config.conftest import EXPERIMENT, Write
 from titanrl.config import Experiment, load
+from titanrl.config.dump import to_table
 from titanrl.errors import ConfigError
 from titanrl.schema import STAGES
 
@@ -76,6 +77,48 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         (
             [*ACTOR_CRITIC, "critic.warmup_steps=2"],
             "[critic] warmup_steps must be < [loop] steps (2), got 2; the policy would never move.",
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.coefficient=0.2"],
+            "[critic] coefficient is read with shared = true only, got 0.2; leave it out.",
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.shared=true", "critic.coefficient=0"],
+            "[critic] coefficient must be in (0, inf), got 0",
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.shared=true", "critic.path=models/other"],
+            (
+                "[critic] path must be left out with shared = true, got 'models/other': the critic is a head "
+                "on the policy's body."
+            ),
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.shared=true", "critic.warmup_steps=1"],
+            "[critic] warmup_steps must be left out with shared = true, got 1: the policy's body does not",
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.shared=true", "critic.optimizer.lr=1e-5"],
+            (
+                "[critic.optimizer] must be left out with [critic] shared = true: the policy's own, "
+                "[optimizer], trains the critic's head too (a file leaves out its base's by "
+                "drop = ['critic.optimizer'])."
+            ),
+        ),
+        (
+            [*ACTOR_CRITIC, "critic.shared=true", "critic.lr_scheduler.warmup_steps=1"],
+            "[critic.lr_scheduler] must be left out with [critic] shared = true",
+        ),
+        (
+            [
+                *ACTOR_CRITIC,
+                "critic.shared=true",
+                "loop.skip_zero_advantage=true",
+                "algorithm.loss={name='ppo_clip'}",
+                "algorithm.kl=",
+                "reference=",
+            ],
+            "without advantage cannot be left out, since the critic on the policy's body learns from them.",
         ),
         (
             ["loop.max_update_kl=0.02"],
@@ -257,6 +300,7 @@ def test_optimal_token_baseline_needs_groups(write: Write) -> None:
         ACTOR_CRITIC,
         [*ACTOR_CRITIC, "critic={path='models/other', warmup_steps=1, loss={name='value', clip=inf}}"],
         [CLIPPED.format("value"), "critic={}"],
+        [*ACTOR_CRITIC, "critic={shared=true, loss={name='value', clip=inf}}"],
     ],
 )
 def test_tables_that_fit_are_taken(write: Write, overrides: list[str]) -> None:
@@ -268,6 +312,14 @@ def test_critic_learns_at_a_rate_of_its_own_whatever_else_its_optimizer_says(wri
     assert critic is not None
     assert (critic.optimizer.lr, critic.optimizer.weight_decay) == (1e-5, 0.0)
     assert critic.loss.clip == 0.2
+
+
+def test_shared_critic_has_a_coefficient_and_nothing_that_trains_it_alone(write: Write) -> None:
+    experiment = load(write(), [*ACTOR_CRITIC, "critic.shared=true"])
+    table = to_table(experiment)["critic"]
+    assert (table["shared"], table["coefficient"]) == (True, 0.1)
+    assert not {"optimizer", "lr_scheduler", "path"} & table.keys()
+    assert Experiment.from_table(to_table(experiment)) == experiment
 
 
 def test_critic_values_the_state_after_the_answer_only_for_who_reads_it(write: Write) -> None:

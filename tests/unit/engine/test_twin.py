@@ -94,7 +94,10 @@ def test_no_second_pass_before_the_first_update(make_engine: Make, monkeypatch: 
     score = live.policy.role.score
     monkeypatch.setattr(live.policy.role, "score", lambda *a, **k: passes.append(1) or score(*a, **k))
     session: Any = SimpleNamespace(
-        engine=live, scored_keys=frozenset({"old_logprob", "ref_logprob"}), reference_cache=None
+        experiment=SimpleNamespace(critic=None),
+        engine=live,
+        scored_keys=frozenset({"old_logprob", "ref_logprob"}),
+        reference_cache=None,
     )
     batch = score_models(session, make_batch())
     assert len(passes) == 1

@@ -63,5 +63,10 @@ def test_export_without_checkpoint_run_or_free_folder_is_refused(run: Path, tmp_
         export_run(run, tmp_path)
     with pytest.raises(ConfigError, match="trained no critic; drop --critic"):
         export_run(run, tmp_path / "out", critic=True)
+    critic = ["algorithm.advantage={name='gae'}", "critic={shared=true}"]
+    shared = dumps(load(run / "experiment.toml", critic))
+    (run / "experiment.toml").write_text(shared)
+    with pytest.raises(ConfigError, match=r"a head on the policy's body, \[critic\] shared = true"):
+        export_run(run, tmp_path / "out", critic=True)
     with pytest.raises(ConfigError, match="is no run folder"):
         export_run(tmp_path, tmp_path / "out")

@@ -47,6 +47,7 @@ def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob
         experiment=SimpleNamespace(
             reward=tuple(rewards),
             algorithm=SimpleNamespace(old_logprob=old_logprob),
+            critic=None,
             sampler=SimpleNamespace(max_response_tokens=8),
         ),
         scores_greedy=greedy,
