@@ -26,6 +26,9 @@ __all__ = ["Batcher", "address", "bound", "serve", "serve_beside"]
 ENDS = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a server in order."""
 
+AWAKE = 0.5
+"""Seconds after which whoever waits for work looks whether it was told to end."""
+
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
@@ -64,7 +67,7 @@ class Batcher(Generic[Row, Result]):
     def run(self) -> None:
         """Works until it is closed."""
         while True:
-            jobs = [self._waiting.get()]
+            jobs = [self._next()]
             while not self._waiting.empty():
                 jobs.append(self._waiting.get())
             asked = [job for job in jobs if job is not None and job[1].set_running_or_notify_cancel()]
@@ -72,6 +75,12 @@ class Batcher(Generic[Row, Result]):
                 self._answer(asked)
             if None in jobs:
                 return
+
+    def _next(self) -> tuple[Sequence[Row], Future[list[Result]]] | None:
+        # Not one wait without end: a signal that comes just before it would be handled when it is over.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._waiting.get(timeout=AWAKE)
 
     def _answer(self, jobs: list[tuple[Sequence[Row], Future[list[Result]]]]) -> None:
         try:

@@ -120,9 +120,8 @@ class BestOf:
                 candidates[number] = [_candidate(answer) for answer in found]
         try:
             candidates |= self._judged(rows, judged)
-        except (
-            Exception
-        ) as error:  # Such as that of a server which is gone; that is no reason to end this one.
+        # Such as that of a server which is gone; that is no reason to end this one.
+        except Exception as error:
             results |= dict.fromkeys(judged, TrainingError(f"the rewards failed: {error_text(error)}"))
         for number, own in candidates.items():
             ranked = sorted(own, key=lambda each: (each.score is None, -(each.score or 0.0)))
