@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Ratio:
     dtype: str = ""
     threads: int | None = None
     torch: str = ""
+    stages: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
+    """Whose -> stage -> what it takes, of our whole; empty where stages were not timed."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -43,7 +45,7 @@ def measured(text: str) -> list[Ratio]:
     """Returns the ratios in what ``pytest --benchmark-json`` wrote; benchmarks without a peer have none.
 
     A benchmark's ``extra_info`` holds ``ratio``, a number or one a peer, and with it, if rounds were timed,
-    ``seconds``: what each of them took, ours first.
+    ``seconds``: what each of them took, ours first; and ``stages``: what of it each stage took.
 
     Raises:
         ConfigError: it is no such file.
@@ -65,8 +67,16 @@ def _ratios(test: str, info: Mapping[str, Any]) -> Iterable[Ratio]:
         low, high = _spread(seconds.get(own, ()), seconds.get(peer, ()))
         yield Ratio(
             test=test, peer=peer, ratio=_rounded(ratio), low=low, high=high, dtype=_dtype(info),
-            threads=info.get("threads"), torch=info.get("torch", ""),
+            threads=info.get("threads"), torch=info.get("torch", ""), stages=_stages(info.get("stages", {})),
         )  # fmt: skip
+
+
+def _stages(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    whole = sum(seconds.get("ours", {}).values())
+    return {
+        whose: {name: _rounded(value / whole) for name, value in stages.items()}
+        for whose, stages in seconds.items()
+    }
 
 
 def _spread(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float | None, float | None]:
@@ -137,16 +147,32 @@ def page(ratios: Sequence[Ratio], folder: Path) -> str:
             "| benchmark | peer | ratio | interval | dtype | threads | torch |",
             "|---|---|---|---|---|---|---|",
         ]
-        for each in (ratio for ratio in ratios if ratio.test.startswith(f"{file}::")):
+        own = [ratio for ratio in ratios if ratio.test.startswith(f"{file}::")]
+        for each in own:
             interval = "" if each.low is None else f"{each.low:g} to {each.high:g}"
-            test = each.test.partition("::")[2].removeprefix("test_").removeprefix("bench_")
             rows.append(
-                f"| `{test}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
+                f"| `{_short(each)}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
                 f"{each.threads or ''} | {each.torch} |"
             )
         command = f"```bash\nmake bench PYTEST_ARGS={file}\n```"
         blocks += [f"## {name.capitalize()}", _about(folder / Path(file).name), command, "\n".join(rows)]
+        if any(each.stages for each in own):
+            blocks += ["What each stage takes, in the time of our whole:", "\n".join(_split(own))]
     return "\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _short(ratio: Ratio) -> str:
+    return ratio.test.partition("::")[2].removeprefix("test_").removeprefix("bench_")
+
+
+def _split(ratios: Iterable[Ratio]) -> Iterable[str]:
+    """Yields the lines of the table of stages."""
+    yield "| benchmark | whose | stages | together |"
+    yield "|---|---|---|---|"
+    for each in ratios:
+        for whose, stages in each.stages.items():
+            told = ", ".join(f"{name} {part:.2f}" for name, part in stages.items())
+            yield f"| `{_short(each)}` | {whose} | {told} | {sum(stages.values()):.2f} |"
 
 
 def _about(file: Path) -> str:

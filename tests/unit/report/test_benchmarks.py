@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from titanrl.cli import app
-from titanrl.report.benchmarks import Ratio, loads, measured, merged, page, regressed
+from titanrl.report.benchmarks import Ratio, dumps, loads, measured, merged, page, regressed
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "benchmarks" / "baseline.json"
 TEST = "benchmarks/test_bench_startup.py::test_command[show]"
 
 
-def results(ratio: Any, seconds: dict[str, list[float]] | None = None, test: str = TEST) -> str:
-    info = {"ratio": ratio, "dtype": "torch.float32", "threads": 1, "torch": "2.13"}
+def results(ratio: Any, seconds: dict[str, list[float]] | None = None, test: str = TEST, **more: Any) -> str:
+    info = {"ratio": ratio, "dtype": "torch.float32", "threads": 1, "torch": "2.13"} | more
     info |= {} if seconds is None else {"seconds": seconds}
     plain = {"fullname": "benchmarks/a.py::test_absolute", "extra_info": {"ms": 3.0}}
     return json.dumps({"benchmarks": [plain, {"fullname": test, "extra_info": info}]})
@@ -38,6 +38,16 @@ def test_each_peer_has_a_ratio_of_its_own() -> None:
         ("liger", 3.0, None),
         ("naive", 2.0, None),
     ]
+
+
+def test_stages_are_told_in_our_whole_time_and_survive_the_store(tmp_path: Path) -> None:
+    stages = {"ours": {"sample": 3.0, "update": 5.0}, "trl": {"sample": 8.0, "update": 12.0}}
+    (found,) = loads(dumps(measured(results(2.5, stages=stages))))
+    assert found.stages == {"ours": {"sample": 0.375, "update": 0.625}, "trl": {"sample": 1.0, "update": 1.5}}
+    (tmp_path / "test_bench_startup.py").write_text('"""Start-up."""\n')
+    text = page([found], tmp_path)
+    assert "| `command[show]` | trl | sample 1.00, update 1.50 | 2.50 |" in text
+    assert "stages" not in page([replace(found, stages={})], tmp_path)
 
 
 @pytest.mark.parametrize(
