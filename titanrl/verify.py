@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_tokenizers(experiment),
         *_reward_models(experiment),
         *_packages(experiment),
+        *_compiler(experiment),
         *_files(experiment),
         *_sampler(experiment, world_size),
         *_observers(experiment),
@@ -160,6 +163,17 @@ def _packages(experiment: Experiment) -> list[Problem]:
         for package in getattr(type(part), "requires", ())  # None requires nothing.
         if not is_installed(package)
     ]
+
+
+def _compiler(experiment: Experiment) -> list[Problem]:
+    """Returns a Problem where torch.compile finds no compiler for what it writes."""
+    name = os.environ.get("CXX", "g++")
+    if not experiment.compile.enable or experiment.compile.backend != "inductor" or shutil.which(name):
+        return []
+    text = (
+        f"needs a C++ compiler, and {name!r} is not there; install it, name another in CXX, or say false."
+    )
+    return [Problem("compile", text, "enable")]
 
 
 def _files(experiment: Experiment) -> list[Problem]:

@@ -172,3 +172,11 @@ def test_file_of_rows_must_be_there(model: Path, tmp_path: Path) -> None:
     )
     path.write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     assert texts(experiment(model, *source)) == ""
+
+
+def test_compiling_needs_a_compiler(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    report = texts(experiment(model, "compile.enable=true"), 1)
+    assert "[compile] enable needs a C++ compiler, and 'no-such-compiler' is not there; install it" in report
+    assert texts(experiment(model, "compile.enable=true", 'compile.backend="aot_eager"'), 1) == ""
+    assert texts(experiment(model), 1) == ""
