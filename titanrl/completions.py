@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -48,9 +49,8 @@ class Served(NamedTuple):
     """The sampler's."""
 
 
-class _Request(BaseModel):
+class _Request(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", strict=True)
-    prompt_key: ClassVar[str]
 
     model: str | None = None
     user: str | None = None
@@ -89,9 +89,9 @@ class _Request(BaseModel):
     def _stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @abstractmethod
     def prompts(self) -> list[Messages | str | tuple[int, ...]]:
         """Returns what is asked. Raises ValueError: it is no prompt."""
-        raise NotImplementedError
 
     def questions(self, served: Served, seed: int) -> list[Question]:
         """Returns the request as the sampler understands it.

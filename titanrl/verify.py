@@ -170,9 +170,7 @@ def _compiler(experiment: Experiment) -> list[Problem]:
     name = os.environ.get("CXX", "g++")
     if not experiment.compile.enable or experiment.compile.backend != "inductor" or shutil.which(name):
         return []
-    text = (
-        f"needs a C++ compiler, and {name!r} is not there; install it, name another in CXX, or say false."
-    )
+    text = f"needs a C++ compiler, and {name!r} is not there; install it, name another in CXX, or say false."
     return [Problem("compile", text, "enable")]
 
 

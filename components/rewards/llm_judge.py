@@ -12,6 +12,7 @@ import torch
 
 from titanrl.components.rewards.http_json import LateAnswer, ask
 from titanrl.errors import TrainingError, check_range
+from titanrl.ops.scores import filled
 from titanrl.ops.text import last_number, texts
 from titanrl.registry import register
 
@@ -81,8 +82,7 @@ class LLMJudge:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure."""
-        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
-        return torch.tensor(scores, dtype=torch.float32)
+        return filled(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns one score a row, or why the rating is none.

@@ -59,10 +59,9 @@ class ReasoningGym:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""
-        import torch
+        from titanrl.ops.scores import filled
 
-        scores = [self.failure if isinstance(score, str) else score for score in self.scores(batch)]
-        return torch.tensor(scores, dtype=torch.float32)
+        return filled(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns one score a row, or why the scorer failed or was late."""

@@ -13,6 +13,7 @@ from titanrl.components.rewards.http_json import ask
 from titanrl.components.rewards.reward_model_scorer import BATCH_TOKENS, ModelFacts, facts_of, scorer
 from titanrl.errors import ConfigError, TrainingError, check_range
 from titanrl.ops.prefix import trained_lengths
+from titanrl.ops.scores import filled
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ class RewardModel:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32; 0 for a row without trainable token."""
-        scores = [0.0 if isinstance(score, str) else score for score in self.scores(batch)]
-        return torch.tensor(scores, dtype=torch.float32)
+        return filled(self.scores(batch), 0.0)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns one score a row, or why it has none: no trainable token.

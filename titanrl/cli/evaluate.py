@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.cli.target import TARGET, target_of
+from titanrl.cli.target import MODEL, TARGET, target_of
 from titanrl.cli.train import SET
 from titanrl.report.folder import write_atomic
 from titanrl.verify import verified
@@ -26,10 +26,7 @@ __all__ = ["evaluate"]
 
 def evaluate(
     target: TARGET,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Model or run folder to judge instead.", show_default=False),
-    ] = None,
+    model: MODEL = None,
     to: Annotated[
         Path | None, typer.Option("--to", help="JSON file for the numbers.", show_default=False)
     ] = None,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from titanrl.cli.target import TARGET, target_of
+from titanrl.cli.target import MODEL, TARGET, target_of
 from titanrl.cli.train import SET
 from titanrl.config import load
 from titanrl.config.engine_tables import Parallelism
@@ -23,10 +22,7 @@ READ = ("model", "training", "sampler", "reward", "parallelism")
 
 def serve(
     target: TARGET,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Model or run folder to serve instead.", show_default=False),
-    ] = None,
+    model: MODEL = None,
     best_of: Annotated[
         int | None,
         typer.Option(

@@ -11,9 +11,16 @@ from titanrl.config import load
 from titanrl.config.dump import inline
 from titanrl.report.folder import RunFolder
 
-__all__ = ["TARGET", "Target", "target_of"]
+__all__ = ["MODEL", "TARGET", "Target", "target_of"]
 
 TARGET = Annotated[Path, typer.Argument(help="Experiment file (TOML) or run folder.", show_default=False)]
+
+MODEL = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", help="Model or run folder to take instead of the target's model.", show_default=False
+    ),
+]
 
 
 class Target(NamedTuple):

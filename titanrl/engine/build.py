@@ -30,6 +30,7 @@ from titanrl.engine.value_head import ValueHead
 from titanrl.engine.weights import load_folder, rename_head
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import HFConfig
+from titanrl.models.memory import needs_fsdp
 from titanrl.models.mesh_checks import model_problems
 from titanrl.models.spec import model_spec, set_sharding
 
@@ -195,7 +196,7 @@ def build_model(
         )
         model.stages = getattr(schedule, "_stages", None) or [schedule._stage]
         model.schedule_name = mesh.parallelism.pipeline_parallel_schedule
-    elif offload or needs_fsdp(mesh, dtype or training.dtype, training.mixed_precision_param):
+    elif needs_fsdp(mesh.world_size, dtype or training.dtype, training, offload=offload):
         model.parts = [spec.parallelize_fn(whole, **options)]
     else:
         model.parts = [_bare(whole, mesh, options["ac_config"], compile_config)]
@@ -211,14 +212,6 @@ def build_model(
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)
     return model
-
-
-def needs_fsdp(mesh: Mesh, dtype: str, compute_dtype: str) -> bool:
-    """Whether weights are to be sharded, or cast for each pass.
-
-    Where they are not, FSDP2 would hold, and make in each step, a second copy of them all.
-    """
-    return mesh.world_size > 1 or dtype != compute_dtype
 
 
 def _bare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -119,10 +120,7 @@ def keep_memory() -> None:
     By default a large activation comes fresh from the kernel each time and is cleared page by page, a tenth
     of an update's time on a CPU.
     """
-    try:
-        allow = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
+    allow = _of_libc("mallopt")
     for option, size in ((M_MMAP_THRESHOLD, 32 * 2**20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
         allow(option, size)
 
@@ -133,10 +131,16 @@ def return_memory() -> None:
     What was freed in pieces is seldom used again by tensors of other sizes, so it would add to the next
     peak.
     """
+    _of_libc("malloc_trim")(0)
+
+
+def _of_libc(name: str) -> Callable[..., object]:
+    """Returns a function of the C library, or one that does nothing where it has none of that name."""
     try:
-        ctypes.CDLL(None).malloc_trim(0)
+        function: Callable[..., object] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
-        return
+        return lambda *_: None
+    return function
 
 
 def set_threads(local_world_size: int | None = None) -> int:

@@ -14,6 +14,7 @@ import torch
 from titanrl.deadline_worker import error_text
 from titanrl.errors import ConfigError
 from titanrl.loop import exchange
+from titanrl.ops.scores import filled
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -135,8 +136,7 @@ def _guarded(term: RewardTerm, batch: TensorDict, runner: _Runner) -> tuple[torc
     own = getattr(term.component, "scores", None)
     # One of its own isolates its rows itself; what it raises is no row's fault and must be seen.
     found = _whole_or_by_rows(term, batch, runner) if own is None else own(batch)
-    numbers = [math.nan if score is None or isinstance(score, str) else score for score in found]
-    values = torch.tensor(numbers, dtype=torch.float32)
+    values = filled(found, math.nan)
     is_right = values.isfinite()
     reasons = {row: _why_none(found[row]) for row, right in enumerate(is_right.tolist()) if not right}
     return torch.where(is_right, values, term.failure), reasons

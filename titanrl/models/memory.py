@@ -12,7 +12,7 @@ from titanrl.models.mesh_checks import STAGES_PER_RANK
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 
-__all__ = ["Model", "Need", "needs", "parameters"]
+__all__ = ["Model", "Need", "needs", "needs_fsdp", "parameters"]
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PREFETCHED = 2
@@ -72,7 +72,7 @@ def needs(
         found.append(Need(f"{model.name}: weights", size * weights, is_on_host=model.offload))
         whole = shards == 1
         gathered = sum(blocks) if whole else sum(sorted(blocks)[-PREFETCHED - 1 :])
-        if world_size > 1 or model.offload or model.dtype != training.mixed_precision_param:
+        if needs_fsdp(world_size, model.dtype, training, offload=model.offload):
             need = Need(f"{model.name}: gathered weights", gathered // cut * compute)
             (passing if model.offload else found).append(need)
         if model.optimizer is None:
@@ -84,6 +84,14 @@ def needs(
     sizes = [activations(model, mesh, training, checkpoint.mode) for model in trained]
     passing.append(Need("activations", max(sizes, default=0)))
     return [*found, max(passing, key=lambda need: need.size)]
+
+
+def needs_fsdp(world_size: int, dtype: str, training: Training, *, offload: bool) -> bool:
+    """Whether weights in ``dtype`` are to be sharded, or cast or fetched for each pass.
+
+    Where they are not, FSDP2 would hold, and make in each step, a second copy of them all.
+    """
+    return world_size > 1 or offload or dtype != training.mixed_precision_param
 
 
 def activations(model: Model, mesh: Parallelism, training: Training, mode: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,12 +12,18 @@ from titanrl.ops.masked import masked_sum, where0
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["reward_key", "row_score", "scored_tokens", "to_tokens"]
+__all__ = ["filled", "reward_key", "row_score", "scored_tokens", "to_tokens"]
 
 
 def reward_key(key: str) -> str | tuple[str, str]:
     """Returns the batch key of the summed reward ("reward"), or of the one reward that carries that label."""
     return key if key == "reward" else ("rewards", key)
+
+
+def filled(scores: Sequence[float | str | None], failure: float) -> torch.Tensor:
+    """Returns [N] float32 scores, ``failure`` where there is none, or why there is none."""
+    numbers = [failure if score is None or isinstance(score, str) else score for score in scores]
+    return torch.tensor(numbers, dtype=torch.float32)
 
 
 def row_score(batch: TensorDict, source: Literal["reward", "token_reward"]) -> torch.Tensor:

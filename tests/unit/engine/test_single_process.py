@@ -29,7 +29,7 @@ def test_steps_are_bitwise_those_under_fsdp(
 ) -> None:
     """Over several micro-batches a step; the second step's moments too."""
     bare = make_engine()
-    monkeypatch.setattr(build, "needs_fsdp", lambda *_: True)
+    monkeypatch.setattr(build, "needs_fsdp", lambda *_, **__: True)
     wrapped = make_engine()
     assert wrapped.policy.role.model.fsdp_modules()
     for seed in (0, 1):
