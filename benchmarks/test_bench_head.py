@@ -124,10 +124,10 @@ def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
     results = (V + TOKENS) * D * dtype.itemsize / 2**20
     extra = {name: size - results for name, size in memory.items()}
     assert extra["ours"] <= 0.1 * extra["naive"], memory
+    assert extra["ours"] <= extra.get("liger", 2 * extra["ours"]) / 2, memory
     if dtype == torch.float32:
         assert faster["naive"] >= 1 / 1.05, benchmark.extra_info
         return
-    assert extra["ours"] <= extra.get("liger", 2 * extra["ours"]) / 2, memory
     assert faster["torchtitan"] >= 1.8, benchmark.extra_info
     assert faster.get("liger", 2.4) >= 2.4, benchmark.extra_info
 

@@ -46,7 +46,9 @@ def compare(
 
 
 def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
-    """Returns the most memory that ``call`` holds at one time beyond what was held before it.
+    """Returns the most memory that ``call`` allocated and still held, at one time.
+
+    What it frees of what was there before counts for nothing: an old gradient would hide as much of the new.
 
     Args:
         folder: for the profiler's trace.
@@ -56,10 +58,16 @@ def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
     profile.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     changes = sorted(
-        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
+        (event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]
     )
-    held, peak = 0, 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
+    held: dict[int, int] = {}
+    total, peak = 0, 0
+    for event in changes:
+        address, change = event["args"]["Addr"], event["args"]["Bytes"]
+        if change > 0:
+            held[address] = change
+            total += change
+        else:
+            total -= held.pop(address, 0)
+        peak = max(peak, total)
     return peak

@@ -30,6 +30,9 @@ EXPERTS = {
     "experts over tensor in a pipeline": {TENSOR: 2, PIPELINE: 2, EXPERT: 2},
     "experts over fsdp x tensor": {SHARD: 2, TENSOR: 2, EXPERT: 4},
 }
+WORDY = {f"{name}, many words": MESHES[name] for name in ("fsdp x tensor", "tensor x pipeline")}
+WORDS = range(0x4E00, 0x4E00 + 16000)
+"""So many that embedding and head, as in every real model, are the largest tensors by far."""
 BIASES = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)]
 STAGED = 1 / 8 + 1 / 16 + 1 / 32
 """Of a tensor: what travels at a time, and what an axis before the last one has gathered of it."""
@@ -46,16 +49,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(folder: Path) -> list[dict[str, Any]]:
     if sys.platform != "linux":
         pytest.skip("The kernel must tell a process's peak of memory.")
-    large = tiny.create(folder / "large", hidden=1536, heads=8, kv_heads=4, layers=2, tied=False)
+    sizes: dict[str, Any] = {"heads": 8, "kv_heads": 4, "layers": 2, "tied": False}
+    large = tiny.create(folder / "large", hidden=1536, **sizes)
+    wordy = tiny.create(folder / "wordy", hidden=768, characters="".join(map(chr, WORDS)), **sizes)
     mixture = tiny.create(folder / "mixture", family="deepseek_v3", layers=3, tied=False, scale=0.2)
     cases = {
         name: {
             "model": str(model),
             "parallelism": parallelism,
-            "measured": model is large,
+            "measured": model is not mixture,
             "export": str(folder / f"export {name}"),
         }
-        for model, meshes in ((large, MESHES), (mixture, EXPERTS))
+        for model, meshes in ((large, MESHES), (wordy, WORDY), (mixture, EXPERTS))
         for name, parallelism in meshes.items()
     }
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -84,6 +89,15 @@ def test_two_tensors_exist_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> 
         found = rank[mesh]
         assert found["extra"] <= (2 + STAGED + PAGES) * found["largest"]
         assert found["all"] > 8 * found["largest"]
+
+
+@pytest.mark.parametrize("mesh", WORDY)
+def test_one_tensor_exists_at_a_time_where_it_is_the_largest_by_far(
+    ranks: list[dict[str, Any]], mesh: str
+) -> None:
+    for rank in ranks:
+        found = rank[mesh]
+        assert found["extra"] <= (1 + STAGED + 2 * PAGES) * found["largest"]
 
 
 @pytest.mark.parametrize("mesh", [*MESHES, *EXPERTS])
