@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from titanrl.models.accelerator import device_type  # isort: skip  # before torchtitan
 
@@ -20,7 +21,7 @@ from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
 from titanrl.models.mesh_checks import mesh_problems
 
-__all__ = ["Mesh", "join", "keep_memory", "return_memory", "set_threads", "start"]
+__all__ = ["FreedMemory", "Mesh", "join", "keep_memory", "set_threads", "start"]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt; 32 MiB is the highest threshold that it takes."""
@@ -125,13 +126,30 @@ def keep_memory() -> None:
         allow(option, size)
 
 
-def return_memory() -> None:
-    """Gives the kernel what the C library keeps of freed memory, where it is glibc's.
+class FreedMemory:
+    """What the C library keeps of freed memory, where it is glibc's.
 
     What was freed in pieces is seldom used again by tensors of other sizes, so it would add to the next
-    peak.
+    peak; what is used again must not come fresh from the kernel each time.
     """
-    _of_libc("malloc_trim")(0)
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    def return_growth(self) -> None:
+        """Gives it to the kernel if this process holds a sixteenth more than when that was done last."""
+        held = _resident_bytes()
+        if held > self._held * 17 / 16:
+            self._held = held
+            _of_libc("malloc_trim")(0)
+
+
+def _resident_bytes() -> int:
+    """Returns what of this process is in memory; 0 where the kernel doesn't tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _of_libc(name: str) -> Callable[..., object]:

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed.utils import clip_grad_norm_
 
-from titanrl.engine.mesh import return_memory
+from titanrl.engine.mesh import FreedMemory
 from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
@@ -49,6 +49,7 @@ class Updater:
         self._role, self._optimizers, self._schedule = role, optimizers, schedule
         self._max_norm, self._backend = max_norm, backend
         self._compiled: dict[Objective, Callable[..., Any]] = {}
+        self._freed = FreedMemory()
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.
@@ -63,7 +64,7 @@ class Updater:
         """
         self._optimizers.zero_grad()
         if self._role.mesh.device.type == "cpu":
-            return_memory()
+            self._freed.return_growth()
         return self._sums(rows, objective, coefficients) | self._step()
 
     @torch.no_grad()

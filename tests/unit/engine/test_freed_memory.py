@@ -1,0 +1,40 @@
+"""Freed memory goes back to the kernel once, not again as long as no more is held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import titanrl.models.accelerator
+import torch
+from titanrl.engine.mesh import FreedMemory, _resident_bytes, keep_memory
+
+def in_pieces():
+    made = [torch.ones(1 << 16) for _ in range(1200)]
+    kept = made[::40]
+    del made
+    return kept
+
+keep_memory()
+freed, sizes = FreedMemory(), []
+kept = in_pieces()
+for _ in range(2):
+    sizes.append(_resident_bytes() >> 20)
+    freed.return_growth()
+    sizes.append(_resident_bytes() >> 20)
+    again = in_pieces()
+    del again
+print(*sizes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="The kernel must tell what a process holds.")
+def test_freed_memory_is_returned_when_more_is_held_than_before() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    grown, returned, as_large, still_held = map(int, done.stdout.split())
+    assert grown - returned > 200
+    assert as_large <= grown * 17 / 16
+    assert still_held == as_large > returned + 200
