@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -68,25 +69,32 @@ def turns(prompt: int) -> TensorDict:
     return batch_of(raw, mask, torch.arange(GROUPS).repeat_interleave(2 * TURNS))
 
 
+class Case(NamedTuple):
+    rows: Callable[[], TensorDict]
+    faster: float
+    """How many times as fast as separate rows they must be."""
+    memory: float
+    """The most that they may take, as a part of what separate rows take."""
+    rounds: int
+
+
 CASES = {
-    "256 + 64": (lambda: answers(256, 64), 2.3, 1 / 3, 3),
-    "64 + 16": (lambda: answers(64, 16), 2.0, 0.45, 7),
-    "turns": (lambda: turns(64), 2.3, 0.4, 5),
+    "256 + 64": Case(lambda: answers(256, 64), faster=2.3, memory=1 / 3, rounds=3),
+    "64 + 16": Case(lambda: answers(64, 16), faster=2.0, memory=0.45, rounds=7),
+    "turns": Case(lambda: turns(64), faster=2.3, memory=0.4, rounds=5),
 }
-"""Rows; how many times as fast they must be; the most memory, in what separate rows take; rounds."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @needs_model
-@pytest.mark.parametrize("case", CASES)
-def test_shared_prefixes(case: str, benchmark: Any, tmp_path: Path, one_thread: None) -> None:
-    make, at_least, at_most, rounds = CASES[case]
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_shared_prefixes(case: Case, benchmark: Any, tmp_path: Path, one_thread: None) -> None:
     dtype = fast_dtype()
     training = Training(seq_len=512, max_tokens_per_microbatch=20_000, mixed_precision_param=dtype)
     engine = Engine(EngineConfig(model=str(MODEL), training=training, optimizer=Optimizer(lr=1e-6)))
     objective = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}), on_policy=True)
-    shared = make()
+    shared = case.rows()
     separate = shared.clone()
     separate["group_id"] = torch.arange(len(separate))
     batches = {"shared": shared, "separate": separate}
@@ -99,7 +107,7 @@ def test_shared_prefixes(case: str, benchmark: Any, tmp_path: Path, one_thread: 
     if benchmark.disabled:
         return
     times: dict[str, list[float]] = {name: [] for name in batches}
-    for _ in range(rounds + 1):
+    for _ in range(case.rounds + 1):
         for name, spent in times.items():
             began = time.process_time()
             engine.update(batches[name], objective, (0.0, 0.0))
@@ -115,8 +123,8 @@ def test_shared_prefixes(case: str, benchmark: Any, tmp_path: Path, one_thread: 
         torch=torch.__version__,
     )  # fmt: skip
     benchmark.pedantic(lambda: None, rounds=1)
-    assert ratio >= at_least, benchmark.extra_info
-    assert memory["shared"] <= at_most * memory["separate"], benchmark.extra_info
+    assert ratio >= case.faster, benchmark.extra_info
+    assert memory["shared"] <= case.memory * memory["separate"], benchmark.extra_info
 
 
 def lognormal(seed: int) -> list[int]:

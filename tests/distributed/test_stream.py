@@ -97,7 +97,7 @@ def test_one_tensor_exists_at_a_time_where_it_is_the_largest_by_far(
 ) -> None:
     for rank in ranks:
         found = rank[mesh]
-        assert found["extra"] <= (1 + STAGED + 2 * PAGES) * found["largest"]
+        assert 1 - PAGES <= found["extra"] / found["largest"] <= 1 + STAGED + 2 * PAGES
 
 
 @pytest.mark.parametrize("mesh", [*MESHES, *EXPERTS])
