@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from titanrl.engine.mesh import keep_memory
+from titanrl.engine.host_memory import keep_memory
 
 
 @pytest.fixture

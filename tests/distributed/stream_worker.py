@@ -26,6 +26,7 @@ from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine import mesh as engine_mesh
 from titanrl.engine.gather import gather
+from titanrl.engine.host_memory import M_MMAP_THRESHOLD
 
 ROWS, COLUMNS = 2048, 2304
 """18 MiB: what an allocator or a kernel's count of pages errs by is small beside it."""
@@ -142,7 +143,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # An engine has freed memory kept for the next use; here it goes back and counts no more.
     engine_mesh.keep_memory = lambda: None
-    ctypes.CDLL(None).mallopt(engine_mesh.M_MMAP_THRESHOLD, 2**16)
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
     seen = {name: streamed(case) for name, case in cases.items()}

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed.utils import clip_grad_norm_
 
-from titanrl.engine.mesh import FreedMemory
+from titanrl.engine.host_memory import FreedMemory
 from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import titanrl.models.accelerator
 import torch
-from titanrl.engine.mesh import FreedMemory, _resident_bytes, keep_memory
+from titanrl.engine.host_memory import FreedMemory, _resident_bytes, keep_memory
 
 def in_pieces():
     made = [torch.ones(1 << 16) for _ in range(1200)]
