@@ -20,6 +20,7 @@ PINS := requirements/$(PLATFORM).txt
 # The names hold the contents' hash: unchanged contents mean nothing to do, whatever the files' dates say.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(PLATFORM)-$(call hash,$(PINS) pyproject.toml)
+BENCHMARKS := $(patsubst benchmarks/test_bench_%.py,%,$(wildcard benchmarks/test_bench_*.py))
 BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
 
 .PHONY: train test sweep lint format docs lock bench clean install model
@@ -54,10 +55,17 @@ docs: $(INSTALLED)
 lock:
 	$(PYTHON) requirements/lock.py
 
+# A process a file: what one leaves in memory would slow the next. ONLY=head is one of them.
 bench: $(INSTALLED) $(BENCH) models/$(MODEL)/config.json
-	@mkdir -p runs
-	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),benchmarks) --benchmark-enable --benchmark-json=runs/bench.json \
-	|| missed=1; $(BIN)/titanrl bench report runs/bench.json && test -z "$$missed"
+	@mkdir -p runs/bench
+	@missed=; made=; for name in $(or $(ONLY),$(BENCHMARKS)); do \
+	  to=runs/bench/$$name.json; rm -f $$to; \
+	  $(BIN)/python -m pytest benchmarks/test_bench_$$name.py --benchmark-enable --benchmark-quiet --benchmark-json=$$to $(PYTEST_ARGS) \
+	  || missed="$$missed $$name"; \
+	  test ! -s $$to || made="$$made $$to"; \
+	done; \
+	$(BIN)/titanrl bench report $$made || exit 1; \
+	test -z "$$missed" || { echo "missed a gate:$$missed" >&2; exit 1; }
 
 install: $(INSTALLED)
 

@@ -2,7 +2,7 @@
 
 Peers: logits in one piece; TorchTitan's chunked wrapper around its log-probs; Liger's chunked GRPO loss. All
 take turns on all threads, in both precisions; medians of seconds. Run:
-``make bench PYTEST_ARGS=benchmarks/test_bench_head.py``; it takes minutes.
+``make bench ONLY=head``; it takes minutes.
 """
 
 from __future__ import annotations

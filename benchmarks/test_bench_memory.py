@@ -1,7 +1,7 @@
 """Memory over a run: what a process holds after 150 steps against what it held after 100, on the tiny model.
 
 Caches are full by then. A list that grows, a metric kept with its graph or a handle that stays open shows as
-a ratio below one. Run: ``make bench PYTEST_ARGS=benchmarks/test_bench_memory.py``.
+a ratio below one. Run: ``make bench ONLY=memory``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ def held() -> dict[str, int]:
     import torch
 
     gc.collect()
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    # No fake or wrapped tensors, which a compiler may have left.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    tensors = [
+        each
+        for each in gc.get_objects()
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and not wrapped(each)
+    ]
     size = sum(each.untyped_storage().nbytes() for each in tensors)
     return {"tensors": len(tensors), "bytes": size, "files": len(os.listdir("/proc/self/fd"))}
 

@@ -1,7 +1,7 @@
 """Speed and memory of an update whose rows share what they begin with against one of separate rows; packing.
 
 135M parameters, in the precision the CPU is fast in, CPU time in one thread; both take turns.
-Run: ``make bench PYTEST_ARGS=benchmarks/test_bench_packing.py``; it takes minutes.
+Run: ``make bench ONLY=packing``; it takes minutes.
 """
 
 from __future__ import annotations

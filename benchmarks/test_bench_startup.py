@@ -1,7 +1,7 @@
 """Start-up: CPU seconds of commands that read settings, against what a peer's import of its trainer takes.
 
 A typing error in a file is found in the time of `titanrl show` or `check`; with a trainer that is configured
-in Python it is found after its imports. Run: ``make bench PYTEST_ARGS=benchmarks/test_bench_startup.py``.
+in Python it is found after its imports. Run: ``make bench ONLY=startup``.
 """
 
 from __future__ import annotations

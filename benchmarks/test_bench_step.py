@@ -4,7 +4,7 @@
 trainer runs, and ours steps between its steps, so that both see the same machine. TRL runs at the setting
 that was fastest on CPUs: weights in the named precision, `generate`, micro-batches of 8, no recomputation.
 Ours computes in bfloat16 where the CPU has units for it, from float32 weights, in compiled blocks. Run:
-``make bench PYTEST_ARGS="benchmarks/test_bench_step.py -s"``; it takes a quarter of an hour.
+``make bench ONLY=step``; it takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.util
 import json
 import multiprocessing
 import re
-import resource
 import statistics
 import time
 from collections import defaultdict
@@ -29,6 +28,7 @@ import torch
 from tensordict import TensorDict
 
 from benchmarks.smollm2 import MODEL, NO_TOKEN, fast_dtype, needs_model, needs_vllm
+from benchmarks.timing import peak_resident_bytes
 from titanrl import register
 from titanrl.loop.loop import train_step
 from titanrl.loop.prompts import training_prompts
@@ -168,9 +168,8 @@ def peak(who: str, dtype: str, model: Path, folder: Path) -> Peak:
     import psutil
 
     def held() -> float:
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         others = psutil.Process().children(recursive=True)
-        return (own + sum(other.memory_info().rss for other in others)) / 2**20
+        return (peak_resident_bytes() + sum(other.memory_info().rss for other in others)) / 2**20
 
     if who == "trl":
         seconds, _ = trl_steps(model, 64, dtype, folder, between=lambda: None, steps=2)

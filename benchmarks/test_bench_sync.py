@@ -3,7 +3,7 @@
 Peers: a whole state dict in the sampler's precision, handed over; and one written to safetensors and read
 again, as trainers with a sampler elsewhere do. All take turns in one thread; medians of CPU time. vLLM 0.32
 leaves a tied head on a CPU at its old packed weights, so peers pack it anew (a tenth of their time). Run:
-``make bench PYTEST_ARGS=benchmarks/test_bench_sync.py``; it takes two minutes.
+``make bench ONLY=sync``; it takes two minutes.
 """
 
 from __future__ import annotations

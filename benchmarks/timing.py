@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["compare", "peak_bytes"]
+__all__ = ["compare", "peak_bytes", "peak_resident_bytes"]
 
 ROUNDS = 9
 
@@ -71,3 +71,12 @@ def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
             total -= held.pop(address, 0)
         peak = max(peak, total)
     return peak
+
+
+def peak_resident_bytes() -> int:
+    """Returns the most memory that this process has held at one time.
+
+    Not ``ru_maxrss``, which a new process inherits from the one that started it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from tests.unit.config.conftest import registry_as_before
 from titanrl.ablation.files import read_results
-from titanrl.ablation.findings import findings, published
+from titanrl.ablation.findings import findings, panels, published
+from titanrl.ablation.picture import draw
 from titanrl.ablation.plan import outline, plan
 from titanrl.config import load
 from titanrl.config.experiment import Experiment
@@ -93,3 +95,17 @@ def test_findings_are_what_the_results_say() -> None:
     page = (ROOT / "docs" / "findings.md").read_text("utf-8")
     assert page == findings(FILES, FOLDER / "results", "../experiments/ablations"), "make docs"
     assert len(FILES) >= 8
+
+
+def test_picture_of_the_findings_is_what_the_results_draw(tmp_path: Path) -> None:
+    drawn = imread(draw(panels(FILES, FOLDER / "results"), tmp_path / "findings.png"))
+    stored = imread(ROOT / "docs" / "findings.png")
+    assert drawn.shape == stored.shape, "make docs"
+    assert abs(drawn - stored).mean() < 0.002, "make docs"
+
+
+def test_panel_shows_each_seed_of_the_metric_of_which_something_is_expected() -> None:
+    (panel,) = panels([FOLDER / "kl_k3_in_loss.toml"], FOLDER / "results")
+    assert [row.variant for row in panel.rows] == ["k2", "k3", "k3_straight_through"]
+    assert all(row.metric == "kl/value" and len(row.values) == 5 for row in panel.rows)
+    assert panel.outcomes == {"k3": "the opposite", "k3_straight_through": "as expected"}

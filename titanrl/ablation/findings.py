@@ -1,5 +1,6 @@
-"""docs/findings.md from the ablations and their results: ``python -m titanrl.ablation.findings`` writes it.
+"""docs/findings.md and its picture, from the ablations and their results.
 
+``python -m titanrl.ablation.findings`` writes them.
 Results of runs in this folder are taken first, into experiments/ablations/results.
 """
 
@@ -9,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from titanrl.ablation import summary
-from titanrl.ablation.comparison import compare, verdicts
+from titanrl.ablation.comparison import blocks, compare, verdicts
 from titanrl.ablation.files import markdown_table, read_results, results_csv
+from titanrl.ablation.picture import Panel, draw
 from titanrl.ablation.plan import is_ablation, outline
 from titanrl.lazy import lazy_torch
 
-__all__ = ["findings", "published", "take"]
+__all__ = ["findings", "panels", "published", "take"]
 
 ROOT = Path(__file__).parents[2]
 INTRODUCTION = """\
@@ -33,6 +35,12 @@ titanrl train experiments/ablations/base_model.toml
 titanrl export runs/base_model --to models/largest_digit
 titanrl ablate experiments/ablations/NAME.toml --jobs 2
 ```
+
+![Each claim: a point a seed, and the mean with its interval](findings.png)
+
+A point is a seed, a thread joins equal seeds, a bar is the mean over five with its 95% interval. Outcomes
+are those of the differences seed by seed, so bars may overlap. `make docs` draws it from
+[the results]({folder}/results).
 """
 
 
@@ -66,6 +74,20 @@ def findings(files: Sequence[Path], results: Path, folder: str) -> str:
     return "\n\n".join(part.strip() for part in whole if part.strip()) + "\n"
 
 
+def panels(files: Sequence[Path], results: Path) -> list[Panel]:
+    """Returns what the picture shows of each ablation: the first metric of which something is expected."""
+    found = []
+    for file in files:
+        settings, variants = outline(file)
+        table = compare(read_results(results / f"{file.stem}.csv"), [variant.name for variant in variants])
+        told = verdicts(settings, table)
+        metric = told[0].metric
+        outcomes = {each.expectation.variant: each.outcome for each in told if each.metric == metric}
+        block = [each for each in blocks(table) if each[0].metric == metric][-1]
+        found.append(Panel(settings.title, block, outcomes))
+    return found
+
+
 def take(runs: Path, files: Sequence[Path], results: Path) -> None:
     """Copies results of ablations that have run, those at budgets of steps, to where the page finds them."""
     for file in files:
@@ -86,3 +108,4 @@ if __name__ == "__main__":
     take(Path("runs/ablations"), published(folder), folder / "results")
     page = findings(published(folder), folder / "results", "../experiments/ablations")
     (ROOT / "docs" / "findings.md").write_text(page, "utf-8")
+    draw(panels(published(folder), folder / "results"), ROOT / "docs" / "findings.png")

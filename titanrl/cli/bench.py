@@ -18,6 +18,8 @@ __all__ = ["bench"]
 
 bench = typer.Typer(help="Results of the benchmark suite.", no_args_is_help=True)
 
+WIDE = 140
+"""Columns of what is no terminal, such as a log: enough for a line a ratio."""
 WIDTH = 40
 """Columns of the drawing; its left end is a tenth as fast, its right end a thousand times."""
 
@@ -29,18 +31,19 @@ def _group() -> None:
 
 @bench.command("report")
 def report(
-    results: Annotated[Path, typer.Argument(help="What `make bench` wrote.", show_default=False)],
+    results: Annotated[list[Path], typer.Argument(help="What `make bench` wrote.", show_default=False)],
     baseline: Annotated[Path, typer.Option(help="Stored ratios.")] = Path("benchmarks/baseline.json"),
     page: Annotated[Path, typer.Option(help="Page that --accept writes.")] = Path("docs/performance.md"),
     accept: Annotated[bool, typer.Option("--accept", help="Store the ratios and write the page.")] = False,
 ) -> None:
     """Draw ratios to peers with their spread; fail if one is below the stored one by more than noise."""
     from titanrl.errors import ConfigError
-    from titanrl.report import benchmarks
+    from titanrl.report import benchmarks, ratios_picture
 
-    if not results.is_file():
-        raise ConfigError(f"{str(results)!r} is no file; run `make bench` first.")
-    new = benchmarks.measured(results.read_text("utf-8"))
+    for file in results:
+        if not file.is_file():
+            raise ConfigError(f"{str(file)!r} is no file; run `make bench` first.")
+    new = sorted(ratio for file in results for ratio in benchmarks.measured(file.read_text("utf-8")))
     stored = benchmarks.loads(baseline.read_text("utf-8")) if baseline.is_file() else []
     known = {ratio.key: ratio for ratio in stored}
     worse = [each for each in new if each.key in known and benchmarks.regressed(each, known[each.key])]
@@ -50,14 +53,17 @@ def report(
         spread = "" if each.low is None else f"{each.low:g} to {each.high:g}"
         style = "red" if each in worse else ""
         told = "" if before is None else f"{before.ratio:g}"
-        name = each.test.partition("::")[2].removeprefix("test_")
-        table.add_row(escape(name), each.peer, f"{each.ratio:g}", spread, told, drawn(each), style=style)
-    Console().print(table)
+        table.add_row(escape(each.name), each.peer, f"{each.ratio:g}", spread, told, drawn(each), style=style)
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
     if accept:
         kept = benchmarks.merged(stored, new)
         baseline.write_text(benchmarks.dumps(kept), "utf-8")
         page.write_text(benchmarks.page(kept, baseline.parent), "utf-8")
-        typer.echo(f"{baseline} and {page} are written.")
+        picture = ratios_picture.draw(kept, page.with_suffix(".png"))
+        typer.echo(f"{baseline}, {page} and {picture} are written.")
     elif worse:
         names = ", ".join(f"{each.test} ({each.peer})" for each in worse)
         typer.secho(f"slower than stored: {names}", fg="red", err=True)

@@ -102,7 +102,7 @@ INDEX = f"""{MADE}
 # Components
 
 Everything an experiment file can name, from the sources. In the terminal: `titanrl components`,
-`titanrl components loss ppo_clip`. [Writing one](../write-a-component.md) takes ten minutes.
+`titanrl components loss ppo_clip`. [How to write one](../write-a-component.md).
 
 {{table}}
 

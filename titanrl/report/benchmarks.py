@@ -40,6 +40,16 @@ class Ratio:
     def key(self) -> tuple[str, str]:
         return self.test, self.peer
 
+    @property
+    def subject(self) -> str:
+        """What its file compares, in a word or two."""
+        return Path(self.test.partition("::")[0]).stem.removeprefix("test_bench_").replace("_", " ")
+
+    @property
+    def name(self) -> str:
+        """Its name within its file."""
+        return self.test.partition("::")[2].removeprefix("test_").removeprefix("bench_")
+
 
 def measured(text: str) -> list[Ratio]:
     """Returns the ratios in what ``pytest --benchmark-json`` wrote; benchmarks without a peer have none.
@@ -53,7 +63,7 @@ def measured(text: str) -> list[Ratio]:
     try:
         runs = json.loads(text)["benchmarks"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigError("the results must be what `make bench` wrote, runs/bench.json.") from error
+        raise ConfigError("the results must be what `make bench` wrote into runs/bench.") from error
     return sorted(ratio for run in runs for ratio in _ratios(run["fullname"], run["extra_info"]))
 
 
@@ -126,11 +136,13 @@ interval is the quotient of opposite quartiles; times are noise on shared machin
 What a benchmark compares in detail stands at the top of its file.
 
 ```bash
-# three quarters of an hour: writes runs/bench.json, compares it with benchmarks/baseline.json
+# three quarters of an hour on a quiet machine: writes runs/bench, compares it with benchmarks/baseline.json
 make bench
 # stores it there, and writes this page
-titanrl bench report runs/bench.json --accept
+titanrl bench report runs/bench/*.json --accept
 ```
+
+![Ratio to each peer, with its interval](performance.png)
 """
 
 
@@ -142,7 +154,6 @@ def page(ratios: Sequence[Ratio], folder: Path) -> str:
     """
     blocks = [PAGE]
     for file in dict.fromkeys(ratio.test.partition("::")[0] for ratio in ratios):
-        name = Path(file).stem.removeprefix("test_bench_").replace("_", " ")
         rows = [
             "| benchmark | peer | ratio | interval | dtype | threads | torch |",
             "|---|---|---|---|---|---|---|",
@@ -151,18 +162,19 @@ def page(ratios: Sequence[Ratio], folder: Path) -> str:
         for each in own:
             interval = "" if each.low is None else f"{each.low:g} to {each.high:g}"
             rows.append(
-                f"| `{_short(each)}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
+                f"| `{each.name}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
                 f"{each.threads or ''} | {each.torch} |"
             )
-        command = f"```bash\nmake bench PYTEST_ARGS={file}\n```"
-        blocks += [f"## {name.capitalize()}", _about(folder / Path(file).name), command, "\n".join(rows)]
+        command = f"```bash\nmake bench ONLY={own[0].subject.replace(' ', '_')}\n```"
+        blocks += [
+            f"## {own[0].subject.capitalize()}",
+            _about(folder / Path(file).name),
+            command,
+            "\n".join(rows),
+        ]
         if any(each.stages for each in own):
             blocks += ["What each stage takes, in the time of our whole:", "\n".join(_split(own))]
     return "\n\n".join(block.strip("\n") for block in blocks) + "\n"
-
-
-def _short(ratio: Ratio) -> str:
-    return ratio.test.partition("::")[2].removeprefix("test_").removeprefix("bench_")
 
 
 def _split(ratios: Iterable[Ratio]) -> Iterable[str]:
@@ -172,7 +184,7 @@ def _split(ratios: Iterable[Ratio]) -> Iterable[str]:
     for each in ratios:
         for whose, stages in each.stages.items():
             told = ", ".join(f"{name} {part:.2f}" for name, part in stages.items())
-            yield f"| `{_short(each)}` | {whose} | {told} | {sum(stages.values()):.2f} |"
+            yield f"| `{each.name}` | {whose} | {told} | {sum(stages.values()):.2f} |"
 
 
 def _about(file: Path) -> str:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from titanrl.cli import app
 from titanrl.report.benchmarks import Ratio, dumps, loads, measured, merged, page, regressed
+from titanrl.report.ratios_picture import draw, figure
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "benchmarks" / "baseline.json"
@@ -86,6 +87,7 @@ def test_command_draws_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
     assert "| `command[show]` | peer | **10** |" in text.read_text()
     assert "Start-up against imports." in text.read_text()
     assert "More." not in text.read_text()
+    assert (tmp_path / "performance.png").read_bytes()[:4] == b"\x89PNG"
     file.write_text(results(5.0))
     worse = bench()
     assert worse.exit_code == 1
@@ -99,6 +101,21 @@ def test_shipped_page_says_what_is_stored_and_its_benchmarks_exist() -> None:
     assert page(stored, STORED.parent) == (ROOT / "docs" / "performance.md").read_text(), (
         "docs/performance.md is stale: run `titanrl bench report RESULTS --accept`"
     )
+    assert (ROOT / "docs" / "performance.png").is_file()
     for ratio in stored:
         file, _, name = ratio.test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
+
+
+def test_picture_has_every_ratio_on_its_place(tmp_path: Path) -> None:
+    slow = Ratio(test="benchmarks/test_bench_head.py::test_bench_head[a]", peer="naive", ratio=0.9)
+    fast = Ratio(test=TEST, peer="trl", ratio=30.0, low=20.0, high=40.0)
+    axes = figure([slow, fast]).axes
+    assert [axis.get_title("left") for axis in axes] == ["head", "startup"]
+    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in axes] == [
+        ["head[a], naive"], ["command[show], trl"],
+    ]  # fmt: skip
+    drawn = [[list(line.get_xdata()) for line in axis.get_lines()] for axis in axes]
+    assert drawn == [[[0.9], [1.0, 1.0]], [[20.0, 40.0], [30.0], [1.0, 1.0]]]
+    pictures = [draw([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
+    assert pictures[0] == pictures[1]
