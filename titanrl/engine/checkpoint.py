@@ -7,6 +7,7 @@ disk: a run killed at any moment finds its previous checkpoint whole.
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchti
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.base import ModelWrapper
 
 from titanrl.config.engine_tables import Checkpoint
 from titanrl.engine.trainee import Trainee
-from titanrl.errors import ConfigError
+from titanrl.errors import ConfigError, TrainingError
 from titanrl.protocols import Stateful
 
 __all__ = ["Checkpoints", "has_checkpoint"]
 
+FULL = 64 * 2**20
+"""Free bytes below which a disk counts as full."""
 CRITIC = "critic"
 """Beginning of the names under which a checkpoint holds the critic; the policy's have none."""
 
@@ -70,7 +74,11 @@ class Checkpoints:
         )
 
     def save(self, step: int, *, last: bool = False) -> bool:
-        """Writes a checkpoint if one is due after ``step`` finished steps; returns whether. A collective."""
+        """Writes a checkpoint if one is due after ``step`` finished steps; returns whether. A collective.
+
+        Raises:
+            TrainingError: the disk is full.
+        """
         if not self._manager.enable or not (last or step % self._interval == 0):
             return False
         if dist.get_rank() == 0:
@@ -78,7 +86,16 @@ class Checkpoints:
             # for whole.
             (self._folder / f"step-{step}" / ".metadata").unlink(missing_ok=True)
         dist.barrier()
-        return bool(self._manager.save(step))
+        try:
+            return bool(self._manager.save(step))
+        except (CheckpointException, OSError) as error:
+            if (free := shutil.disk_usage(self._folder).free) > FULL:
+                raise
+            raise TrainingError(
+                f"the disk of {str(self._folder)!r} is full, {free >> 20} MiB are free: the checkpoint of "
+                f"step {step} does not fit. Free some space, or keep fewer with [checkpoint] keep_latest_k, "
+                "and go on from the newest whole checkpoint with --resume."
+            ) from error
 
     def load(self, step: int = -1) -> bool:
         """Restores the checkpoint of ``step``, or the newest whole one; returns whether there was one."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException as Failed
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.unit.engine.conftest import make_batch
 from titanrl.config.engine_tables import Checkpoint, LRScheduler
 from titanrl.engine import Engine, has_checkpoint
+from titanrl.errors import TrainingError
 from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
@@ -114,6 +118,31 @@ def test_repeated_step_is_unmarked_while_it_is_written(
     assert not mark.is_file()
     engine, position = start(make_engine, tmp_path)
     assert engine.load()
+    assert position.step == 1
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "says"),
+    [
+        (17 << 20, TrainingError, "full, 17 MiB are free: the checkpoint of step 2"),
+        (1 << 40, Failed, "pos 704"),
+    ],
+)
+def test_full_disk_is_named_and_leaves_the_checkpoint_before(
+    tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch,
+    free: int, error: type[BaseException], says: str,
+) -> None:  # fmt: skip
+    def write(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a file that ends too early
+
+    engine, position = start(make_engine, tmp_path)
+    go_on(engine, position, objective, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(FileSystemWriter, "write_data", write)
+    with pytest.raises(error, match=says):
+        engine.save(2)
+    again, position = start(make_engine, tmp_path)
+    assert again.load()
     assert position.step == 1
 
 
