@@ -133,10 +133,11 @@ PAGE = """<!-- Written by `titanrl bench report RESULTS --accept`; do not edit. 
 How many times as fast titanrl is as the peer in the column (where memory is compared: as small), on two
 x86-64 cores, after an assertion that both compute the same. Both take turns in one process or run. The
 interval is the quotient of opposite quartiles; times are noise on shared machines and are not kept.
-What a benchmark compares in detail stands at the top of its file.
+What a benchmark compares in detail stands at the top of its file. Measured with torch {torch}; all of it
+takes three quarters of an hour on a quiet machine.
 
 ```bash
-# three quarters of an hour on a quiet machine: writes runs/bench, compares it with benchmarks/baseline.json
+# writes runs/bench, compares it with benchmarks/baseline.json
 make bench
 # stores it there, and writes this page
 titanrl bench report runs/bench/*.json --accept
@@ -152,18 +153,19 @@ def page(ratios: Sequence[Ratio], folder: Path) -> str:
     Args:
         folder: with the benchmarks' files, whose first sentences say what each compares.
     """
-    blocks = [PAGE]
+    versions = sorted({ratio.torch for ratio in ratios if ratio.torch})
+    blocks = [PAGE.format(torch=" and ".join(versions))]
     for file in dict.fromkeys(ratio.test.partition("::")[0] for ratio in ratios):
         rows = [
-            "| benchmark | peer | ratio | interval | dtype | threads | torch |",
-            "|---|---|---|---|---|---|---|",
+            "| benchmark | peer | ratio | interval | dtype | threads |",
+            "|---|---|---|---|---|---|",
         ]
         own = [ratio for ratio in ratios if ratio.test.startswith(f"{file}::")]
         for each in own:
             interval = "" if each.low is None else f"{each.low:g} to {each.high:g}"
             rows.append(
                 f"| `{each.name}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
-                f"{each.threads or ''} | {each.torch} |"
+                f"{each.threads or ''} |"
             )
         command = f"```bash\nmake bench ONLY={own[0].subject.replace(' ', '_')}\n```"
         blocks += [
