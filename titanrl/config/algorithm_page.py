@@ -87,13 +87,15 @@ def algorithm_page(folder: Path) -> str:
             f"[{paper}](https://arxiv.org/abs/{paper})"
             for paper in dict.fromkeys(ARXIV.findall(comment.source))
         )
+        asks = comment.asks and f"An experiment {comment.asks}."
         cells = [
-            f"[`{path.stem}`](../experiments/algorithms/{path.name})", comment.what,
-            _made_of(read(path).table), comment.asks, papers or "-",
-        ]  # fmt: skip
+            f"[`{path.stem}`](../experiments/algorithms/{path.name})",
+            " ".join(filter(None, (comment.what, papers and f"{papers}.", asks))),
+            _made_of(read(path).table),
+        ]
         row = " | ".join(cell.replace("|", "\\|") for cell in cells)
         rows["[data]" in comment.asks].append(f"| {row} |")
-    head = "| preset | what it is | made of | an experiment | source |\n|---|---|---|---|---|\n"
+    head = "| preset | what it is | made of |\n|---|---|---|\n"
     return PAGE.format(sampled=head + "\n".join(rows[False]), fixed=head + "\n".join(rows[True]))
 
 
