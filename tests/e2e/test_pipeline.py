@@ -130,6 +130,17 @@ def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipe
         start(pipeline, "rl.optimizer.lr=1e-3")
 
 
+def test_models_are_judged_anew_where_the_file_that_judges_has_changed(pipeline, monkeypatch):
+    pipeline.write_text(PIPELINE.partition('\n\n[[stage]]\nname = "best"')[0])
+    before = start(pipeline)
+    monkeypatch.setattr(run, "train", lambda *_, **__: pytest.fail("trained again"))
+    after = start(pipeline, "evaluate.evaluation.num_prompts=1")
+    assert [each.scores["num_prompts"] for each in before] == [2, 2]
+    assert [each.scores["num_prompts"] for each in after] == [1, 1]
+    monkeypatch.setattr(run, "evaluate_model", lambda *_: pytest.fail("judged again"))
+    assert start(pipeline, "evaluate.evaluation.num_prompts=1") == after
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -42,8 +42,8 @@ def run_pipeline(
     """Runs what is not finished yet and returns the results of all stages, the untrained model's first.
 
     A stage that was broken off carries on where it stood: training at its newest checkpoint, sampling at the
-    next prompt. ``folder`` gets a folder for each stage (run and model, or data), ``summary.json`` and
-    ``summary.png``. Every rank calls it alike.
+    next prompt. Models are judged anew where the file that judges has changed. ``folder`` gets a folder for
+    each stage (run and model, or data), ``summary.json`` and ``summary.png``. Every rank calls it alike.
 
     Args:
         pipeline: as ``load_pipeline`` gives it. rank: of this process; the first writes and speaks.
@@ -58,8 +58,9 @@ def run_pipeline(
     results: list[StageResult] = []
     if pipeline.evaluate is not None:
         first = pipeline.experiment(pipeline.stage[0], folder).model.path
-        marker = folder / "start.json"
-        results.append(_once(marker, is_main, partial(_judged_start, pipeline, first)))
+        results.append(
+            _judged(pipeline, StageResult("start", "start", None, first, 0.0), first, folder, is_main)
+        )
     for number, stage in enumerate(pipeline.stage, 1):
         experiment, home = pipeline.experiment(stage, folder), folder / stage.name
         if (home / "stage.json").is_file():
@@ -67,8 +68,16 @@ def run_pipeline(
         elif is_main:
             say(f"stage {number} of {len(pipeline.stage)}, {stage.name}: {stage.kind} {stage.file}")
         try:
-            work = partial(_run, pipeline, stage, experiment, home, is_main, world_size)
-            results.append(_once(home / "stage.json", is_main, work))
+            result = _once(
+                home / "stage.json", is_main, partial(_run, stage, experiment, home, is_main, world_size)
+            )
+            if (
+                pipeline.evaluate is not None
+                and stage.kind == "train"
+                and experiment.model.head == "language"
+            ):
+                result = _judged(pipeline, result, home / "model", home, is_main)
+            results.append(result)
         except BaseException:
             if is_main:
                 say(f"stage {stage.name!r} did not end; the same command carries on from there.")
@@ -92,30 +101,38 @@ def _once(marker: Path, is_main: bool, work: Callable[[], StageResult]) -> Stage
     return result
 
 
-def _judged_start(pipeline: Pipeline, model: str) -> StageResult:
-    began = time.perf_counter()
-    scores = evaluate_model(pipeline.judge(model)).to_json()
-    return StageResult("start", "start", scores, model, time.perf_counter() - began)
-
-
-def _run(
-    pipeline: Pipeline, stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int
+def _judged(
+    pipeline: Pipeline, result: StageResult, model: Path | str, home: Path, is_main: bool
 ) -> StageResult:
+    """Returns a result with its model's held-out scores, kept in ``home`` until the judging file changes."""
+    judge = pipeline.judge(model)
+    marker, of = home / "scores.json", json.loads(json.dumps(to_table(judge)))
+    kept = exchange.agree(json.loads(marker.read_text("utf-8")) if marker.is_file() else None)
+    if kept is None or kept["judge"] != of:
+        began = time.perf_counter()
+        scores = evaluate_model(judge).to_json()
+        gc.collect()  # Before the next stage's models come.
+        kept = {"judge": of, "scores": scores, "seconds": time.perf_counter() - began}
+        if is_main:
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(marker, json.dumps(kept, indent=2) + "\n")
+    return result._replace(scores=kept["scores"], seconds=result.seconds + kept["seconds"])
+
+
+def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int) -> StageResult:
     if problems := verify(experiment, world_size):
         raise ConfigError(problems, file=stage.file)
-    began, scores = time.perf_counter(), None
+    began = time.perf_counter()
     if stage.kind == "rft":
         remark = remark_of_data(collect(experiment, home / "data").with_name("statistics.json"))
     else:
-        model = _trained(experiment, home, is_main)
+        _train(experiment, home, is_main)
         remark = remark_of_run(RunFolder(home / "run").metrics)
-        if pipeline.evaluate is not None and experiment.model.head == "language":
-            scores = evaluate_model(pipeline.judge(model)).to_json()
-    return StageResult(stage.name, stage.kind, scores, remark, time.perf_counter() - began)
+    return StageResult(stage.name, stage.kind, None, remark, time.perf_counter() - began)
 
 
-def _trained(experiment: Experiment, home: Path, is_main: bool) -> Path:
-    """Trains, or carries on training, and returns the exported model's folder."""
+def _train(experiment: Experiment, home: Path, is_main: bool) -> None:
+    """Trains, or carries on training, and exports the model."""
     run, model = RunFolder(home / "run"), home / "model"
     begun = exchange.agree(run.config.is_file())
     if is_main and not begun:
@@ -126,7 +143,6 @@ def _trained(experiment: Experiment, home: Path, is_main: bool) -> Path:
         gc.collect()
         export_run(run.path, model)
     exchange.agree(None)  # The first rank has given the folder its name.
-    return model
 
 
 def _refuse_another(experiment: Experiment, stage: Stage, home: Path) -> None:
