@@ -39,6 +39,23 @@ def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_pat
     assert json.loads((tmp_path / "again.json").read_text()) == found
 
 
+def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
+    run = loop.train(load(file, ["loop.steps=2"]))
+    files = {name: tmp_path / f"{name}.json" for name in ("both", "end", "begin")}
+    samples = ["--set=evaluation.samples_per_prompt=2", "--set=evaluation.temperature=1.0"]
+    result = evaluate(run, "--against", tmp_path / "model", "--to", files["both"], *samples)
+    assert result.exit_code == 0, result.output
+    assert evaluate(run, "--to", files["end"], *samples).exit_code == 0
+    assert evaluate(file, "--to", files["begin"], *samples).exit_code == 0
+    both, end, begin = (json.loads(files[name].read_text()) for name in ("both", "end", "begin"))
+    against = both.pop("against")
+    difference = against.pop("difference")
+    assert (both, against) == (end, begin)
+    assert difference["mean"] == pytest.approx(end["score"]["mean"] - begin["score"]["mean"], abs=1e-6)
+    assert difference["low"] <= difference["mean"] <= difference["high"]
+    assert f"prompt by prompt: {difference['mean']:+.3f}" in result.output
+
+
 def test_several_answers_give_intervals_of_all_that_is_measured(file, tmp_path):
     settings = ("samples_per_prompt=4", "temperature=1.0", "selector=repetition")
     overrides = [f"--set=evaluation.{each}" for each in settings]

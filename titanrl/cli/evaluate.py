@@ -27,6 +27,12 @@ __all__ = ["evaluate"]
 def evaluate(
     target: TARGET,
     model: MODEL = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", help="Model or run folder to compare with on the same prompts.", show_default=False
+        ),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--to", help="JSON file for the numbers.", show_default=False)
     ] = None,
@@ -34,17 +40,28 @@ def evaluate(
     nproc: NPROC = 1,
 ) -> None:
     """Judge a model on [evaluation.prompts] without training; a run by its newest checkpoint."""
-    ranks, judged = world_size(nproc), target_of(target, model, overrides)
-    experiment = verified(judged.file, judged.overrides, ranks)
-    options = [f"--{name}={value}" for name, value in (("model", model), ("to", to)) if value is not None]
+    ranks = world_size(nproc)
+    judged = [target_of(target, each, overrides) for each in (model, *([against] if against else []))]
+    experiments = [verified(each.file, each.overrides, ranks) for each in judged]
+    given = {"model": model, "against": against, "to": to}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
     from titanrl.loop.evaluation import evaluate_model
 
-    verdict = evaluate_model(experiment, judged.run)
+    verdict, *others = [evaluate_model(each, its.run) for each, its in zip(experiments, judged, strict=True)]
     if os.environ.get("RANK", "0") == "0":
-        Console().print(_table(verdict))
+        found = verdict.to_json()
+        for each in (verdict, *others):
+            Console().print(_table(each))
+        for other in others:
+            difference = verdict.less(other)
+            found["against"] = {**other.to_json(), "difference": difference.to_json()}
+            typer.echo(
+                f"score less that of {other.model}, prompt by prompt: {difference.mean:+.3f}  "
+                f"(95% interval {difference.low:+.3f} to {difference.high:+.3f})"
+            )
         if to is not None:
-            write_atomic(to, json.dumps(verdict.to_json(), indent=2) + "\n")
+            write_atomic(to, json.dumps(found, indent=2) + "\n")
 
 
 def _table(verdict: Verdict) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from titanrl.loop.prompts import PromptFeed
     from titanrl.loop.session import Session
 
-__all__ = ["Estimate", "Verdict", "evaluate", "evaluate_model", "interval"]
+__all__ = ["Estimate", "Verdict", "clustered_interval", "evaluate", "evaluate_model", "interval"]
 
 Z95 = 1.959964
 
@@ -31,6 +32,10 @@ class Estimate(NamedTuple):
     mean: float
     low: float
     high: float
+
+    def to_json(self) -> dict[str, float | None]:
+        """Returns plain values; an interval that one prompt leaves open has none."""
+        return {key: value if math.isfinite(value) else None for key, value in self._asdict().items()}
 
 
 class Verdict(NamedTuple):
@@ -45,13 +50,22 @@ class Verdict(NamedTuple):
     """Label of each reward that failed -> why it did the first time."""
     estimates: dict[str, Estimate]
     """By the name of the metric without ``eval/``; the score comes first."""
+    scores: Sequence[float]
+    """Of each prompt, the mean over its answers."""
+    prompts: Sequence[Hashable]
+    """What each is equal by."""
+
+    def less(self, other: Verdict) -> Estimate:
+        """Returns the mean difference of the scores, prompt by prompt; both were asked the same prompts.
+
+        Prompts that are hard for both cancel, so it is known better than either score.
+        """
+        values = [mine - its for mine, its in zip(self.scores, other.scores, strict=True)]
+        return Estimate(sum(values) / len(values), *clustered_interval(values, self.prompts))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values; an interval that one prompt leaves open has none."""
-        plain = {
-            name: {key: value if math.isfinite(value) else None for key, value in estimate._asdict().items()}
-            for name, estimate in self.estimates.items()
-        }
+        """Returns plain values."""
+        plain = {name: estimate.to_json() for name, estimate in self.estimates.items()}
         counts = {"num_prompts": self.num_prompts, "reward_failures": self.failures}
         return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **plain}
 
@@ -121,7 +135,8 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
 
     judge = next(each for each in rewards if settings.reward in (None, each.label))
     scores = [[answer.rewards[judge.label] for answer in group] for group in groups]
-    found = {"score": estimate([sum(each) / samples for each in scores])}
+    means_of_prompts = [sum(each) / samples for each in scores]
+    found = {"score": estimate(means_of_prompts)}
     numbers = numbers_of_answers(samples) if samples > 1 else []
     if all(score in (0.0, 1.0) for each in scores for score in each):
         for k in numbers:
@@ -140,7 +155,10 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
         found[f"reward_{label}_mean"] = estimate(means)
     tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
     found["response_tokens_mean"] = estimate(tokens)
-    return Verdict(host.experiment.model.path, len(groups), judged.failures, judged.reasons, found)
+    return Verdict(
+        host.experiment.model.path, len(groups), judged.failures, judged.reasons, found,
+        means_of_prompts, prompts,
+    )  # fmt: skip
 
 
 def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:
@@ -156,15 +174,29 @@ def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None)
     Source: effective sample size, Kish 1965; clusters, arXiv 2411.00640.
     """
     n, mean = len(values), sum(values) / len(values)
-    clusters: dict[Hashable, list[float]] = {}
-    for prompt, value in zip(range(n) if prompts is None else prompts, values, strict=True):
-        clusters.setdefault(prompt, []).append(value)
     if set(values) <= {0.0, 1.0}:
-        count = n * n / sum(len(each) ** 2 for each in clusters.values())
+        count = n * n / sum(m * m for m in Counter(range(n) if prompts is None else prompts).values())
         centre = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
         spread = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
         half = Z95 / (1 + Z95**2 / count) * spread
         return max(centre - half, 0.0), min(centre + half, 1.0)
+    return clustered_interval(values, prompts)
+
+
+def clustered_interval(
+    values: Sequence[float], prompts: Sequence[Hashable] | None = None
+) -> tuple[float, float]:
+    """Returns the mean of ``values`` +- 1.96 standard errors that are robust to equal prompts.
+
+    Args:
+        prompts: what prompts are equal by, n; None: all differ.
+
+    Source: arXiv 2411.00640.
+    """
+    n, mean = len(values), sum(values) / len(values)
+    clusters: dict[Hashable, list[float]] = {}
+    for prompt, value in zip(range(n) if prompts is None else prompts, values, strict=True):
+        clusters.setdefault(prompt, []).append(value)
     if len(clusters) == 1:
         return -math.inf, math.inf
     squares = sum(sum(value - mean for value in each) ** 2 for each in clusters.values())

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.loop.test_stages import ALONE, Letters, length_reward
 from titanrl import build
 from titanrl.config.tables import Reward
-from titanrl.loop.evaluation import evaluate, interval
+from titanrl.loop.evaluation import Verdict, evaluate, interval
 from titanrl.loop.prompts import PromptFeed
 from titanrl.protocols import PromptRow, Sample
 
@@ -47,6 +47,18 @@ def test_prompt_that_is_asked_again_is_no_further_evidence():
     low, high = interval([0.75, 0.75, 0.75, 0.25], "aaab")
     assert high - low == pytest.approx(2 * 1.959964 * 0.1875)
     assert interval([0.5, 0.5], "aa") == (-math.inf, math.inf)
+
+
+def test_two_models_are_compared_prompt_by_prompt():
+    def verdict(*scores: float) -> Verdict:
+        return Verdict("a", len(scores), 0, {}, {}, scores, "abcd"[: len(scores)])
+
+    # By hand: the differences are 0, 1, 0, 1, their deviations from .5 square to 1; 4/3 for one of four.
+    found = verdict(1.0, 1.0, 0.0, 1.0).less(verdict(1.0, 0.0, 0.0, 0.0))
+    half = 1.959964 * math.sqrt(4 / 3) / 4
+    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    # Where one is better by as much everywhere, nothing is left to chance, however unlike the prompts are.
+    assert verdict(0.25, 0.75, 1.0).less(verdict(0.0, 0.5, 0.75)) == pytest.approx((0.25, 0.25, 0.25))
 
 
 def test_one_graded_score_says_nothing():
