@@ -64,12 +64,12 @@ def test_row_tells_parts_that_are_set_and_what_the_base_asks_for(write: Write, t
     write(DERIVED, "mine.toml")
     row = next(line for line in algorithm_page(tmp_path).splitlines() if line.startswith("| [`mine`]"))
     cells = row.strip("| ").split(" | ")
-    assert cells[1] == "Mine: no better."
+    assert cells[1] == (
+        "Mine: no better. [2401.00001](https://arxiv.org/abs/2401.00001), "
+        "[2402.00002](https://arxiv.org/abs/2402.00002). "
+        "An experiment states [teacher] path, and trains on [data]."
+    )
     assert cells[2] == (
         "[ppo_clip](components/loss.md#ppo_clip) (clip_high 0.001); "
         "[k1](components/kl.md#k1) in the reward, 0.5; lr 1e-6"
-    )
-    assert cells[3] == "states [teacher] path, and trains on [data]"
-    assert cells[4] == (
-        "[2401.00001](https://arxiv.org/abs/2401.00001), [2402.00002](https://arxiv.org/abs/2402.00002)"
     )
