@@ -6,7 +6,6 @@ a ratio below one. Run: ``make bench ONLY=memory``.
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.timing import live_tensors
 from titanrl.config import load
 from titanrl.engine import start
 from titanrl.loop.loop import train_step
@@ -31,14 +31,7 @@ def held() -> dict[str, int]:
     """Returns what this process holds: tensors, their bytes, open files."""
     import torch
 
-    gc.collect()
-    # No fake or wrapped tensors, which a compiler may have left.
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    tensors = [
-        each
-        for each in gc.get_objects()
-        if type(each) in (torch.Tensor, torch.nn.Parameter) and not wrapped(each)
-    ]
+    tensors = live_tensors(torch.Tensor, torch.nn.Parameter)
     size = sum(each.untyped_storage().nbytes() for each in tensors)
     return {"tensors": len(tensors), "bytes": size, "files": len(os.listdir("/proc/self/fd"))}
 

@@ -28,8 +28,8 @@ import torch
 from tensordict import TensorDict
 
 from benchmarks.smollm2 import MODEL, NO_TOKEN, fast_dtype, needs_model, needs_vllm
-from benchmarks.timing import peak_resident_bytes
 from titanrl import register
+from titanrl.engine.host_memory import resident_bytes
 from titanrl.loop.loop import train_step
 from titanrl.loop.prompts import training_prompts
 from titanrl.loop.run import Clock
@@ -169,7 +169,7 @@ def peak(who: str, dtype: str, model: Path, folder: Path) -> Peak:
 
     def held() -> float:
         others = psutil.Process().children(recursive=True)
-        return (peak_resident_bytes() + sum(other.memory_info().rss for other in others)) / 2**20
+        return (resident_bytes("VmHWM") + sum(other.memory_info().rss for other in others)) / 2**20
 
     if who == "trl":
         seconds, _ = trl_steps(model, 64, dtype, folder, between=lambda: None, steps=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["compare", "peak_bytes", "peak_resident_bytes"]
+__all__ = ["compare", "live_tensors", "peak_bytes"]
 
 ROUNDS = 9
 
@@ -73,10 +74,11 @@ def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
     return peak
 
 
-def peak_resident_bytes() -> int:
-    """Returns the most memory that this process has held at one time.
+def live_tensors(*types: type[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors of these very types that Python can reach.
 
-    Not ``ru_maxrss``, which a new process inherits from the one that started it.
+    None that are fake or wrapped, which a compiler may have left: they have no storage.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    gc.collect()
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return [each for each in gc.get_objects() if type(each) in types and not is_wrapped(each)]

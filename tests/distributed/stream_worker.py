@@ -26,7 +26,7 @@ from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine import mesh as engine_mesh
 from titanrl.engine.gather import gather
-from titanrl.engine.host_memory import M_MMAP_THRESHOLD
+from titanrl.engine.host_memory import M_MMAP_THRESHOLD, resident_bytes
 
 ROWS, COLUMNS = 2048, 2304
 """18 MiB: what an allocator or a kernel's count of pages errs by is small beside it."""
@@ -68,11 +68,6 @@ def under_fsdp(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
     parameter = module.weight
     assert isinstance(parameter, DTensor)
     return parameter
-
-
-def resident_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def extra_bytes(call: Callable[[], Any]) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from titanrl.ablation import summary
-from titanrl.ablation.comparison import blocks, compare, verdicts
+from titanrl.ablation.comparison import Row, blocks, compare, verdicts
 from titanrl.ablation.files import markdown_table, read_results, results_csv
 from titanrl.ablation.picture import Panel, draw
 from titanrl.ablation.plan import is_ablation, outline
+from titanrl.ablation.settings import Settings
 from titanrl.lazy import lazy_torch
 
 __all__ = ["findings", "panels", "published", "take"]
@@ -53,10 +54,7 @@ def findings(files: Sequence[Path], results: Path, folder: str) -> str:
     """
     index, parts = [], []
     for file in files:
-        settings, variants = outline(file)
-        names = [variant.name for variant in variants]
-        measured = read_results(results / f"{file.stem}.csv")
-        table = compare(measured, names)
+        settings, names, table = _results(file, results)
         found = verdicts(settings, table)
         outcomes = "; ".join(f"{each.metric} of {each.expectation.variant} {each.outcome}" for each in found)
         index.append([f"[{settings.title}](#{file.stem})", outcomes])
@@ -78,14 +76,20 @@ def panels(files: Sequence[Path], results: Path) -> list[Panel]:
     """Returns what the picture shows of each ablation: the first metric of which something is expected."""
     found = []
     for file in files:
-        settings, variants = outline(file)
-        table = compare(read_results(results / f"{file.stem}.csv"), [variant.name for variant in variants])
+        settings, _, table = _results(file, results)
         told = verdicts(settings, table)
         metric = told[0].metric
         outcomes = {each.expectation.variant: each.outcome for each in told if each.metric == metric}
         block = [each for each in blocks(table) if each[0].metric == metric][-1]
         found.append(Panel(settings.title, block, outcomes))
     return found
+
+
+def _results(file: Path, results: Path) -> tuple[Settings, list[str], list[Row]]:
+    """Returns an ablation's settings, its variants' names, the baseline first, and the table of its runs."""
+    settings, variants = outline(file)
+    names = [variant.name for variant in variants]
+    return settings, names, compare(read_results(results / f"{file.stem}.csv"), names)
 
 
 def take(runs: Path, files: Sequence[Path], results: Path) -> None:

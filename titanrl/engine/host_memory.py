@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["FreedMemory", "keep_memory"]
+__all__ = ["FreedMemory", "keep_memory", "resident_bytes"]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt; 32 MiB is the highest threshold that it takes."""
@@ -36,18 +36,25 @@ class FreedMemory:
 
     def return_growth(self) -> None:
         """Gives it to the kernel if this process holds a sixteenth more than when that was done last."""
-        held = _resident_bytes()
+        try:
+            held = resident_bytes("VmRSS")
+        except OSError:
+            return
         if held > self._held * 17 / 16:
             self._held = held
             _of_libc("malloc_trim")(0)
 
 
-def _resident_bytes() -> int:
-    """Returns what of this process is in memory; 0 where the kernel doesn't tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+def resident_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
+    """Returns what of this process is in memory, or the most that ever was.
+
+    The most is not ``ru_maxrss``, which a new process inherits from the one that started it.
+
+    Raises:
+        OSError: the kernel doesn't tell.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def _of_libc(name: str) -> Callable[..., object]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from titanrl.loop.prompts import PromptFeed
     from titanrl.loop.session import Session
 
-__all__ = ["Estimate", "Verdict", "clustered_interval", "evaluate", "evaluate_model", "interval"]
+__all__ = ["Estimate", "Verdict", "evaluate", "evaluate_model", "interval"]
 
 Z95 = 1.959964
 
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
         Prompts that are hard for both cancel, so it is known better than either score.
         """
         values = [mine - its for mine, its in zip(self.scores, other.scores, strict=True)]
-        return Estimate(sum(values) / len(values), *clustered_interval(values, self.prompts))
+        return Estimate(sum(values) / len(values), *_clustered_interval(values, self.prompts))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -180,10 +180,10 @@ def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None)
         spread = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
         half = Z95 / (1 + Z95**2 / count) * spread
         return max(centre - half, 0.0), min(centre + half, 1.0)
-    return clustered_interval(values, prompts)
+    return _clustered_interval(values, prompts)
 
 
-def clustered_interval(
+def _clustered_interval(
     values: Sequence[float], prompts: Sequence[Hashable] | None = None
 ) -> tuple[float, float]:
     """Returns the mean of ``values`` +- 1.96 standard errors that are robust to equal prompts.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titanrl.config.dump import difference, to_table
 from titanrl.config.load import load
@@ -68,14 +68,10 @@ def run_pipeline(
         elif is_main:
             say(f"stage {number} of {len(pipeline.stage)}, {stage.name}: {stage.kind} {stage.file}")
         try:
-            result = _once(
-                home / "stage.json", is_main, partial(_run, stage, experiment, home, is_main, world_size)
-            )
-            if (
-                pipeline.evaluate is not None
-                and stage.kind == "train"
-                and experiment.model.head == "language"
-            ):
+            work = partial(_run, stage, experiment, home, is_main, world_size)
+            result = StageResult(**_once(home / "stage.json", is_main, work))
+            is_policy = stage.kind == "train" and experiment.model.head == "language"
+            if pipeline.evaluate is not None and is_policy:
                 result = _judged(pipeline, result, home / "model", home, is_main)
             results.append(result)
         except BaseException:
@@ -87,17 +83,23 @@ def run_pipeline(
     return results
 
 
-def _once(marker: Path, is_main: bool, work: Callable[[], StageResult]) -> StageResult:
-    """Returns what ``marker`` holds, or what ``work`` returns, which is then written there."""
-    written = json.loads(marker.read_text("utf-8")) if marker.is_file() else None
-    written = exchange.agree(written)
-    if written is not None:
-        return StageResult(**written)
+def _once(
+    marker: Path,
+    is_main: bool,
+    work: Callable[[], dict[str, Any]],
+    holds: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> dict[str, Any]:
+    """Returns what ``marker`` has, if that still holds, or what ``work`` returns, and writes it there."""
+    written: dict[str, Any] | None = exchange.agree(
+        json.loads(marker.read_text("utf-8")) if marker.is_file() else None
+    )
+    if written is not None and holds(written):
+        return written
     result = work()
     gc.collect()  # Before the next stage's models come.
     if is_main:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(marker, json.dumps(result._asdict(), indent=2) + "\n")
+        write_atomic(marker, json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -106,20 +108,18 @@ def _judged(
 ) -> StageResult:
     """Returns a result with its model's held-out scores, kept in ``home`` until the judging file changes."""
     judge = pipeline.judge(model)
-    marker, of = home / "scores.json", json.loads(json.dumps(to_table(judge)))
-    kept = exchange.agree(json.loads(marker.read_text("utf-8")) if marker.is_file() else None)
-    if kept is None or kept["judge"] != of:
+    of = json.loads(json.dumps(to_table(judge)))
+
+    def work() -> dict[str, Any]:
         began = time.perf_counter()
         scores = evaluate_model(judge).to_json()
-        gc.collect()  # Before the next stage's models come.
-        kept = {"judge": of, "scores": scores, "seconds": time.perf_counter() - began}
-        if is_main:
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(marker, json.dumps(kept, indent=2) + "\n")
+        return {"judge": of, "scores": scores, "seconds": time.perf_counter() - began}
+
+    kept = _once(home / "scores.json", is_main, work, lambda written: written["judge"] == of)
     return result._replace(scores=kept["scores"], seconds=result.seconds + kept["seconds"])
 
 
-def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int) -> StageResult:
+def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int) -> dict[str, Any]:
     if problems := verify(experiment, world_size):
         raise ConfigError(problems, file=stage.file)
     began = time.perf_counter()
@@ -128,7 +128,7 @@ def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_
     else:
         _train(experiment, home, is_main)
         remark = remark_of_run(RunFolder(home / "run").metrics)
-    return StageResult(stage.name, stage.kind, None, remark, time.perf_counter() - began)
+    return StageResult(stage.name, stage.kind, None, remark, time.perf_counter() - began)._asdict()
 
 
 def _train(experiment: Experiment, home: Path, is_main: bool) -> None:

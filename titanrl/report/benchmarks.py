@@ -13,7 +13,7 @@ from typing import Any
 
 from titanrl.errors import ConfigError
 
-__all__ = ["Ratio", "dumps", "loads", "measured", "merged", "page", "regressed"]
+__all__ = ["Ratio", "by_subject", "dumps", "loads", "measured", "merged", "page", "regressed"]
 
 TOLERANCE = 0.15
 """A ratio may fall by this share before it counts as a regression; and all of its spread must be below."""
@@ -42,8 +42,8 @@ class Ratio:
 
     @property
     def subject(self) -> str:
-        """What its file compares, in a word or two."""
-        return Path(self.test.partition("::")[0]).stem.removeprefix("test_bench_").replace("_", " ")
+        """What its file compares: `make bench ONLY=` takes it."""
+        return Path(self.test.partition("::")[0]).stem.removeprefix("test_bench_")
 
     @property
     def name(self) -> str:
@@ -116,6 +116,14 @@ def merged(stored: Iterable[Ratio], new: Sequence[Ratio]) -> list[Ratio]:
     return sorted([*(ratio for ratio in stored if ratio.test not in ran), *new])
 
 
+def by_subject(ratios: Iterable[Ratio]) -> dict[str, list[Ratio]]:
+    """Returns the ratios of each file, in their order."""
+    found: dict[str, list[Ratio]] = {}
+    for ratio in ratios:
+        found.setdefault(ratio.subject, []).append(ratio)
+    return found
+
+
 def dumps(ratios: Sequence[Ratio]) -> str:
     """Returns the text of benchmarks/baseline.json."""
     return json.dumps([asdict(ratio) for ratio in ratios], indent=1) + "\n"
@@ -155,25 +163,20 @@ def page(ratios: Sequence[Ratio], folder: Path) -> str:
     """
     versions = sorted({ratio.torch for ratio in ratios if ratio.torch})
     blocks = [PAGE.format(torch=" and ".join(versions))]
-    for file in dict.fromkeys(ratio.test.partition("::")[0] for ratio in ratios):
+    for subject, own in by_subject(ratios).items():
         rows = [
             "| benchmark | peer | ratio | interval | dtype | threads |",
             "|---|---|---|---|---|---|",
         ]
-        own = [ratio for ratio in ratios if ratio.test.startswith(f"{file}::")]
         for each in own:
             interval = "" if each.low is None else f"{each.low:g} to {each.high:g}"
             rows.append(
                 f"| `{each.name}` | {each.peer} | **{each.ratio:g}** | {interval} | {each.dtype} | "
                 f"{each.threads or ''} |"
             )
-        command = f"```bash\nmake bench ONLY={own[0].subject.replace(' ', '_')}\n```"
-        blocks += [
-            f"## {own[0].subject.capitalize()}",
-            _about(folder / Path(file).name),
-            command,
-            "\n".join(rows),
-        ]
+        about = _about(folder / f"test_bench_{subject}.py")
+        command = f"```bash\nmake bench ONLY={subject}\n```"
+        blocks += [f"## {subject.capitalize()}", about, command, "\n".join(rows)]
         if any(each.stages for each in own):
             blocks += ["What each stage takes, in the time of our whole:", "\n".join(_split(own))]
     return "\n\n".join(block.strip("\n") for block in blocks) + "\n"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titanrl.report.benchmarks import Ratio, by_subject
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from titanrl.report.benchmarks import Ratio
 
 __all__ = ["draw", "figure"]
 
@@ -33,9 +33,7 @@ def figure(ratios: Sequence[Ratio]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    parts: dict[str, list[Ratio]] = {}
-    for ratio in ratios:
-        parts.setdefault(ratio.subject, []).append(ratio)
+    parts = by_subject(ratios)
     heights = [len(part) + 1.2 for part in parts.values()]
     whole = Figure(figsize=(9, 0.6 + 0.2 * sum(heights)), layout="constrained", dpi=120)
     FigureCanvasAgg(whole)

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import titanrl.models.accelerator
 import torch
-from titanrl.engine.host_memory import FreedMemory, _resident_bytes, keep_memory
+from titanrl.engine.host_memory import FreedMemory, keep_memory, resident_bytes
 
 def in_pieces():
     made = [torch.ones(1 << 16) for _ in range(1200)]
@@ -22,9 +22,9 @@ keep_memory()
 freed, sizes = FreedMemory(), []
 kept = in_pieces()
 for _ in range(2):
-    sizes.append(_resident_bytes() >> 20)
+    sizes.append(resident_bytes("VmRSS") >> 20)
     freed.return_growth()
-    sizes.append(_resident_bytes() >> 20)
+    sizes.append(resident_bytes("VmRSS") >> 20)
     again = in_pieces()
     del again
 print(*sizes)

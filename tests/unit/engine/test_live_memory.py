@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from benchmarks.timing import peak_bytes
+from benchmarks.timing import live_tensors, peak_bytes
 from tests.unit.engine.conftest import make_batch, with_old
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
@@ -29,13 +28,9 @@ def live_bytes() -> int:
     Plans of attention, which are kept for the last lines, are forgotten before.
     """
     prefix_attention._blocks.cache_clear()
-    gc.collect()
     found: dict[int, int] = {}
-    for each in gc.get_objects():
-        # No fake or wrapped tensors, which a compiler may have left.
-        if type(each) in (torch.Tensor, torch.nn.Parameter, DTensor) and each.device.type == "cpu":
-            if torch._C._functorch.is_functorch_wrapped_tensor(each):
-                continue
+    for each in live_tensors(torch.Tensor, torch.nn.Parameter, DTensor):
+        if each.device.type == "cpu":
             storage = getattr(each, "_local_tensor", each).untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
