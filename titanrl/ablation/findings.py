@@ -29,6 +29,8 @@ Published claims, each an [ablation](ablations.md) on a model of 20,000 weights.
 of four digits, after as many dots as it likes ([the task]({folder}/largest_digit.py)), and
 [begins]({folder}/base_model.toml) with a quarter of its answers right. So small a model shows mechanisms,
 which follow from the formulas, better than sizes of effects. Where it disagrees with a paper, that is said.
+Five seeds are few: on a machine of other rounding, some outcomes were undecided
+([log](log.md#the-findings-once-more)).
 
 ```bash
 titanrl model get tiny
