@@ -1,18 +1,14 @@
-"""What only the machine knows: is the model there and long enough, are packages installed, do ranks fit."""
+"""What only the machine knows: is the model there and long enough, is all installed, do ranks fit."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
-from titanrl.registry import name_of
+from titanrl.machine import missing
 
 __all__ = ["verified", "verify"]
 
@@ -42,11 +38,9 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_models(experiment),
         *_tokenizers(experiment),
         *_reward_models(experiment),
-        *_packages(experiment),
-        *_compiler(experiment),
+        *missing(experiment),
         *_files(experiment),
         *_sampler(experiment, world_size),
-        *_observers(experiment),
         *_meshes(experiment, world_size),
     ]
 
@@ -149,31 +143,6 @@ def _reward_models(experiment: Experiment) -> list[Problem]:
     return problems
 
 
-def _packages(experiment: Experiment) -> list[Problem]:
-    parts: dict[str, Any] = {"sampler": experiment.sampler} | experiment.sources()
-    parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
-    return [
-        Problem(
-            table,
-            f"must be installed for {name_of(part)!r}: the package {package!r} is missing"
-            + ("; install it, or use name = 'torch'." if table == "sampler" else "; install it."),
-            "name",
-        )
-        for table, part in parts.items()
-        for package in getattr(type(part), "requires", ())  # None requires nothing.
-        if not is_installed(package)
-    ]
-
-
-def _compiler(experiment: Experiment) -> list[Problem]:
-    """Returns a Problem where torch.compile finds no compiler for what it writes."""
-    name = os.environ.get("CXX", "g++")
-    if not experiment.compile.enable or experiment.compile.backend != "inductor" or shutil.which(name):
-        return []
-    text = f"needs a C++ compiler, and {name!r} is not there; install it, name another in CXX, or say false."
-    return [Problem("compile", text, "enable")]
-
-
 def _files(experiment: Experiment) -> list[Problem]:
     """Returns a Problem for each file of rows that isn't there; a hub's can only be tried."""
     paths = {table: str(getattr(source, "path", "")) for table, source in experiment.sources().items()}
@@ -197,29 +166,6 @@ def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
     except ConfigError:
         return []  # What is wrong with the folder has been said.
     return [Problem("sampler", text, key) for key, text in problems(path, world_size)]
-
-
-def _observers(experiment: Experiment) -> list[Problem]:
-    """Returns a Problem for each tracker that is not installed, and for measures that need a GPU."""
-    problems = [
-        Problem(
-            "report", f"names {name!r}, which is not installed; pip install 'titanrl[{name}]'.", "trackers"
-        )
-        for name in experiment.report.trackers
-        if not is_installed(name)
-    ]
-    if experiment.profile is not None and experiment.profile.memory:
-        import torch
-
-        if not torch.cuda.is_available():
-            text = "needs a GPU, whose allocator keeps the record, and there is none; leave it out."
-            problems.append(Problem("profile", text, "memory"))
-    return problems
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
 
 
 def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from titanrl.config import Experiment, load
 from titanrl.models.tiny import CHARACTERS, create
@@ -106,7 +107,7 @@ def test_package_that_a_component_needs_must_be_installed(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = experiment(model)
-    monkeypatch.setattr("titanrl.verify.is_installed", lambda package: False)
+    monkeypatch.setattr("titanrl.machine.is_installed", lambda package: False)
     monkeypatch.setattr(type(loaded.sampler), "requires", ("vllm",))
     assert "[sampler] name must be installed for 'torch': the package 'vllm' is missing" in texts(loaded)
 
@@ -147,7 +148,7 @@ def test_experiments_are_immutable(model: Path) -> None:
 def test_trackers_must_be_installed_and_memory_is_measured_on_gpus(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanrl.verify.is_installed", lambda package: package != "trackio")
+    monkeypatch.setattr("titanrl.machine.is_installed", lambda package: package != "trackio")
     report = texts(experiment(model, 'report.trackers=["wandb", "trackio"]'))
     assert report.strip() == (
         "[report] trackers names 'trackio', which is not installed; pip install 'titanrl[trackio]'."
@@ -180,3 +181,12 @@ def test_compiling_needs_a_compiler(model: Path, monkeypatch: pytest.MonkeyPatch
     assert "[compile] enable needs a C++ compiler, and 'no-such-compiler' is not there; install it" in report
     assert texts(experiment(model, "compile.enable=true", 'compile.backend="aot_eager"'), 1) == ""
     assert texts(experiment(model), 1) == ""
+
+
+def test_copies_to_pinned_memory_need_a_gpu(model: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    pinned = "checkpoint.async_mode='async_with_pinned_mem'"
+    assert "[checkpoint] async_mode copies from a GPU, and there is none" in texts(experiment(model, pinned))
+    assert texts(experiment(model, pinned, "checkpoint.enable=false")) == ""
+    assert texts(experiment(model, "checkpoint.async_mode='async'")) == ""

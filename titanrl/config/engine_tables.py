@@ -146,7 +146,7 @@ class Checkpoint:
     keep_latest_k: int = 10
     """Checkpoints kept, 0 (all) or >= 2."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Whether writing goes on beside training."""
+    """Whether writing goes on beside training; the copy in pinned memory needs a GPU."""
 
     def __post_init__(self) -> None:
         check_range(self, "interval", "[1, inf)")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ class Checkpoints:
         folder: holds a folder ``step-<n>`` for each checkpoint. state: saved for each rank by itself.
         """
         self._interval, self._folder = table.interval, folder
+        self._written = 0
         states: dict[str, Any] = {"loop": RankState(state)}
         if critic is not None:
             states |= {
@@ -77,17 +80,44 @@ class Checkpoints:
         """Writes a checkpoint if one is due after ``step`` finished steps; returns whether. A collective.
 
         Raises:
-            TrainingError: the disk is full.
+            TrainingError: the disk is full, be it for the one before, which was still being written.
         """
         if not self._manager.enable or not (last or step % self._interval == 0):
             return False
+        self._wait()
         if dist.get_rank() == 0:
             # A repeated step is written over its old files; without its mark a half-written mix is not taken
             # for whole.
             (self._folder / f"step-{step}" / ".metadata").unlink(missing_ok=True)
         dist.barrier()
+        with self._full_disk_named(step):
+            saved = bool(self._manager.save(step))
+            # A copy that is made beside training would hold some weights of the next step.
+            self._manager.maybe_wait_for_staging()
+        self._written = step
+        return saved
+
+    def load(self, step: int = -1) -> bool:
+        """Restores the checkpoint of ``step``, or the newest whole one; returns whether there was one."""
+        return bool(self._manager.load(step))
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written.
+
+        Raises:
+            TrainingError: the disk is full.
+        """
+        self._wait()
+        self._manager.close()
+
+    def _wait(self) -> None:
+        with self._full_disk_named(self._written):
+            self._manager.maybe_wait_for_saving()
+
+    @contextmanager
+    def _full_disk_named(self, step: int) -> Iterator[None]:
         try:
-            return bool(self._manager.save(step))
+            yield
         except (CheckpointException, OSError) as error:
             if (free := shutil.disk_usage(self._folder).free) > FULL:
                 raise
@@ -96,15 +126,6 @@ class Checkpoints:
                 f"step {step} does not fit. Free some space, or keep fewer with [checkpoint] keep_latest_k, "
                 "and go on from the newest whole checkpoint with --resume."
             ) from error
-
-    def load(self, step: int = -1) -> bool:
-        """Restores the checkpoint of ``step``, or the newest whole one; returns whether there was one."""
-        return bool(self._manager.load(step))
-
-    def close(self) -> None:
-        """Waits for a checkpoint that is being written."""
-        self._manager.maybe_wait_for_saving()
-        self._manager.close()
 
 
 class RankState(Stateful):

@@ -62,17 +62,20 @@ def go_on(
             engine.save(position.step)
 
 
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize(("stop", "mode"), [(1, "disabled"), (3, "disabled"), (3, "async")])
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
-    tmp_path: Path, make_engine: Make, objective: Objective, stop: int
+    tmp_path: Path, make_engine: Make, objective: Objective, stop: int, mode: str
 ) -> None:
     torch.manual_seed(0)
     engine, position = start(make_engine, tmp_path / "whole")
     go_on(engine, position, objective, 5)
     whole = dict(engine.weights())
     torch.manual_seed(0)
-    engine, position = start(make_engine, tmp_path / "cut")
+    engine, position = start(make_engine, tmp_path / "cut", async_mode=mode)
     go_on(engine, position, objective, stop)
+    # What is written in the background is what the weights were, whatever becomes of them meanwhile.
+    go_on(engine, position, objective, stop + 1, saves=False)
+    engine.close()
     torch.manual_seed(123)
     engine, position = start(make_engine, tmp_path / "cut")
     assert engine.load()
@@ -122,25 +125,32 @@ def test_repeated_step_is_unmarked_while_it_is_written(
 
 
 @pytest.mark.parametrize(
-    ("free", "error", "says"),
+    ("free", "mode", "error", "says"),
     [
-        (17 << 20, TrainingError, "full, 17 MiB are free: the checkpoint of step 2"),
-        (1 << 40, Failed, "pos 704"),
+        (17 << 20, "disabled", TrainingError, "full, 17 MiB are free: the checkpoint of step 2"),
+        (17 << 20, "async", TrainingError, "full, 17 MiB are free: the checkpoint of step 2"),
+        (1 << 40, "disabled", Failed, "pos 704"),
     ],
 )
 def test_full_disk_is_named_and_leaves_the_checkpoint_before(
     tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch,
-    free: int, error: type[BaseException], says: str,
+    free: int, mode: str, error: type[BaseException], says: str,
 ) -> None:  # fmt: skip
     def write(*_: Any, **__: Any) -> None:
         raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a file that ends too early
 
-    engine, position = start(make_engine, tmp_path)
+    engine, position = start(make_engine, tmp_path, async_mode=mode)
     go_on(engine, position, objective, 1)
+    engine.close()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     monkeypatch.setattr(FileSystemWriter, "write_data", write)
-    with pytest.raises(error, match=says):
+
+    def save() -> None:
         engine.save(2)
+        engine.close()
+
+    with pytest.raises(error, match=says):
+        save()
     again, position = start(make_engine, tmp_path)
     assert again.load()
     assert position.step == 1
