@@ -1,9 +1,10 @@
-"""The task of the ablations: name the largest of four digits, after as many dots as you like.
+"""The task of the ablations: name the largest of four digits, then write as many dots as you like.
 
-    prompt "3817:", right answers "=8", "...=8", "........=8"
+    prompt "3817:", right answers "=8", "=8...", "=8........"
 
-A model of 20,000 weights learns it in seconds, and the length of an answer says nothing about its being
-right: what an algorithm does to length is the algorithm's own doing.
+A model of 20,000 weights learns it in seconds. Dots change nothing about an answer's being right, but whoever
+writes them may know whether it is: what an algorithm does to the length of right or wrong answers is its own
+doing.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LargestDigitAnswers:
             while count < self.longest and numbers.random() < self.dots / (1 + self.dots):
                 count += 1
             digit = max(digits) if numbers.random() < self.right else numbers.choice("0123456789")
-            rows.append(FixedRow(f"{digits}:", "." * count + f"={digit}"))
+            rows.append(FixedRow(f"{digits}:", f"={digit}" + "." * count))
         return Answers(tuple(rows))
 
 

@@ -26,11 +26,9 @@ INTRODUCTION = """\
 # Findings
 
 Published claims, each an [ablation](ablations.md) on a model of 20,000 weights. It has to name the largest
-of four digits, after as many dots as it likes ([the task]({folder}/largest_digit.py)), and
-[begins]({folder}/base_model.toml) with a quarter of its answers right. So small a model shows mechanisms,
+of four digits, then may write as many dots as it likes ([the task]({folder}/largest_digit.py)), and
+[begins]({folder}/base_model.toml) with a third of its answers right. So small a model shows mechanisms,
 which follow from the formulas, better than sizes of effects. Where it disagrees with a paper, that is said.
-Five seeds are few: on a machine of other rounding, some outcomes were undecided
-([log](log.md#the-findings-once-more)).
 
 ```bash
 titanrl model get tiny
@@ -41,8 +39,8 @@ titanrl ablate experiments/ablations/NAME.toml --jobs 2
 
 ![Each claim: a point a seed, and the mean with its interval](findings.png)
 
-A point is a seed, a thread joins equal seeds, a bar is the mean over five with its 95% interval. Outcomes
-are those of the differences seed by seed, so bars may overlap. `make docs` draws it from
+A point is a seed, a thread joins equal seeds, a bar is the mean with its 95% interval. Outcomes are those
+of the differences seed by seed, so bars may overlap. `make docs` draws it from
 [the results]({folder}/results).
 """
 
@@ -54,9 +52,10 @@ def findings(files: Sequence[Path], results: Path, folder: str) -> str:
         files: ablation files. results: folder with a NAME.csv for each that has been run. folder: the
             files' folder as the page links to it.
     """
-    index, parts = [], []
+    index, parts, counts = [], [], []
     for file in files:
         settings, names, table = _results(file, results)
+        counts.append(settings.seeds)
         found = verdicts(settings, table)
         outcomes = "; ".join(f"{each.metric} of {each.expectation.variant} {each.outcome}" for each in found)
         index.append([f"[{settings.title}](#{file.stem})", outcomes])
@@ -69,7 +68,7 @@ def findings(files: Sequence[Path], results: Path, folder: str) -> str:
             for each in summary.results(table, names[0], settings.seeds)
         ]
     listed = markdown_table(summary.Table("", ["question", "outcome"], index))
-    read = ["## How to read the tables", *summary.how_to_read(5)]
+    read = ["## How to read the tables", *summary.how_to_read(max(counts))]
     whole = [INTRODUCTION.format(folder=folder), listed, *parts, *read]
     return "\n\n".join(part.strip() for part in whole if part.strip()) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 from titanrl.ablation.comparison import Difference, Row, Runs, Verdict, blocks
@@ -26,6 +27,8 @@ __all__ = [
     "verdict_table",
 ]
 
+MAX_LISTED = 8
+"""Most seeds of which a table lists each; results.csv has them all."""
 WAYS = {"higher": "higher than", "lower": "lower than", "same": "the same as"}
 
 
@@ -38,9 +41,10 @@ class Table(NamedTuple):
 
 
 def results(rows: Sequence[Row], baseline: str, seeds: int) -> list[Table]:
-    """Returns a table for each metric and budget: each variant's seeds, mean, interval, and difference."""
+    """Returns a table for each metric and budget: each variant's mean, interval, difference, seeds."""
+    spread = "each seed" if seeds <= MAX_LISTED else "least, median, greatest"
     head = [
-        "variant", "mean", "95% interval", f"less {baseline}", "95% interval", "p", "p (Holm)", "each seed",
+        "variant", "mean", "95% interval", f"less {baseline}", "95% interval", "p", "p (Holm)", spread,
     ]  # fmt: skip
     return [
         Table(block_title(block[0]), head, [_result(row, seeds) for row in block]) for block in blocks(rows)
@@ -54,9 +58,13 @@ def block_title(row: Row) -> str:
 
 
 def _result(row: Row, seeds: int) -> list[str]:
-    each = " ".join(number(row.values[seed]) if seed in row.values else "–" for seed in range(seeds))
+    if seeds <= MAX_LISTED:
+        told = [number(row.values[seed]) if seed in row.values else "–" for seed in range(seeds)]
+    else:
+        found = list(row.values.values())
+        told = [number(each) for each in (min(found), median(found), max(found))]
     difference = ["–"] * 4 if row.difference is None else _difference(row.difference)
-    return [row.variant, number(row.mean), span(row.low, row.high), *difference, each]
+    return [row.variant, number(row.mean), span(row.low, row.high), *difference, " ".join(told)]
 
 
 def _difference(difference: Difference) -> list[str]:
@@ -137,7 +145,7 @@ def how_to_read(seeds: int) -> list[str]:
     )
     tests = (
         f"p is that of the exact sign-flip test: with {seeds} seeds the smallest it can be is "
-        f"{least_p(seeds):.4g}, when all seeds agree. So a p above 0.05 is no evidence of no difference; "
+        f"{least_p(seeds):.3g}, when all seeds agree. A p above 0.05 is no evidence of no difference; "
         "look at the interval. Holm's correction counts the variants of a table."
     )
     outcomes = (

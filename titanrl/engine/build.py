@@ -207,6 +207,9 @@ def build_model(
     for module in model.fsdp_modules():
         # gloo has no PREMUL_SUM; a plain sum is what is wanted anyway.
         module.set_force_sum_reduction_for_comms(True)
+        if mesh.world_size == 1:
+            # TorchTitan asks for a division by 1, a pass over all gradients where nothing is communicated.
+            module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
         if mesh.is_alone and mesh.parallelism.fsdp_reshard_after_forward == "default":
             # Nothing is sharded: freeing would only mean casting the weights once more.
             module.set_reshard_after_forward(False, recurse=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from statistics import fmean, stdev
@@ -101,6 +102,22 @@ def test_sign_flips_by_hand() -> None:
     assert sign_flip_p([0.0, 0.0, 0.0]) == 1.0
     # The other choices of equal size count as equal, whatever the rounding.
     assert sign_flip_p([0.1, 0.2, -0.3]) == 1.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12])
+def test_sign_flips_are_those_of_all_signs(count: int) -> None:
+    draw = random.Random(count)
+    values = [round(draw.gauss(0.3, 1), 1) for _ in range(count)]  # Rounded, so that sums are often equal.
+    signs = itertools.product((1, -1), repeat=count)
+    sums = [abs(sum(s * v for s, v in zip(each, values, strict=True))) for each in signs]
+    as_far = sum(each >= abs(sum(values)) - 1e-9 for each in sums)
+    assert sign_flip_p(values) == as_far / 2**count
+
+
+def test_sign_flips_of_twenty_pairs_are_exact() -> None:
+    # 18 of one sign and 2 of the other: as far are sums of at most 2 of the lesser sign, either way.
+    assert sign_flip_p([1.0] * 18 + [-1.0] * 2) == 2 * (1 + 20 + 190) / 2**20
+    assert sign_flip_p([0.1] * 20) == least_p(20) == 2 / 2**20
 
 
 def test_many_pairs_are_drawn_and_never_give_zero() -> None:
