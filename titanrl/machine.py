@@ -11,7 +11,7 @@ from titanrl.config.experiment import Experiment
 from titanrl.errors import Problem
 from titanrl.registry import name_of
 
-__all__ = ["is_installed", "missing"]
+__all__ = ["missing"]
 
 
 def missing(experiment: Experiment) -> list[Problem]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.ablation.conftest import Ablation, Finish
+from titanrl.ablation import summary
 from titanrl.ablation.comparison import Measurement, compare, measure, verdicts
 from titanrl.ablation.curves import check_metric, read_curves
 from titanrl.ablation.files import read_results, results_csv, write_files
@@ -112,6 +113,16 @@ def test_outcomes(values: list[float], direction: str, outcome: str) -> None:
     table = compare(at({"a": [0.0] * 3, "b": values}), ["a", "b"])
     assert verdicts(settings, table)[0].outcome == outcome
     assert verdicts(settings, table[:1])[0].outcome == "not measured"
+
+
+def test_more_than_eight_seeds_are_told_by_the_least_the_median_and_the_greatest() -> None:
+    def last_column(count: int) -> tuple[str, str]:
+        rows = compare(at({"a": [float(seed**2) for seed in range(count)]}), ["a"])
+        (table,) = summary.results(rows, "a", count)
+        return table.head[-1], table.rows[0][-1]
+
+    assert last_column(8) == ("each seed", "0 1 4 9 16 25 36 49")
+    assert last_column(9) == ("least, median, greatest", "0 16 64")
 
 
 def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) -> None:
