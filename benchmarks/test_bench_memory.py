@@ -15,13 +15,13 @@ import pytest
 
 from benchmarks.timing import live_tensors
 from titanrl.config import load
+from titanrl.data.prompts import training_prompts
 from titanrl.engine import start
-from titanrl.loop.loop import train_step
-from titanrl.loop.prompts import training_prompts
-from titanrl.loop.run import Clock
-from titanrl.loop.session import open_session
-from titanrl.loop.stages import sync
 from titanrl.models import tiny
+from titanrl.training.online import train_step
+from titanrl.training.run import Clock
+from titanrl.training.session import open_session
+from titanrl.training.stages import sync
 
 FILE = Path(__file__).parents[1] / "experiments" / "tiny_grpo.toml"
 EARLY, LATE = 100, 150

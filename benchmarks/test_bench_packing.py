@@ -20,11 +20,11 @@ from tensordict import TensorDict
 import titanrl
 from benchmarks.smollm2 import MODEL, fast_dtype, needs_model
 from benchmarks.timing import peak_bytes
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
+from titanrl.engine.bins import balance, pack
 from titanrl.engine.packing import plan
-from titanrl.objective import Objective
-from titanrl.ops.bins import balance, pack
 
 GROUPS, ANSWERS = 4, 8
 TURNS, TURN = 4, 32

@@ -17,7 +17,7 @@ import torch
 from benchmarks.smollm2 import MODEL, NO_TOKEN, needs_model, needs_vllm, trainer
 from titanrl.components.samplers.torch import Torch
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.loop.buffer import assemble
+from titanrl.data.collate import assemble
 from titanrl.protocols import PromptRow, Sample
 
 TOKENS, ROUNDS = 64, 3

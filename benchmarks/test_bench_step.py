@@ -29,13 +29,13 @@ from tensordict import TensorDict
 
 from benchmarks.smollm2 import MODEL, NO_TOKEN, fast_dtype, needs_model, needs_vllm
 from titanrl import register
+from titanrl.components.rewards.text import texts
+from titanrl.data.prompts import training_prompts
 from titanrl.engine.host_memory import resident_bytes
-from titanrl.loop.loop import train_step
-from titanrl.loop.prompts import training_prompts
-from titanrl.loop.run import Clock
-from titanrl.loop.session import Session, open_session
-from titanrl.loop.stages import sync
-from titanrl.ops.text import texts
+from titanrl.training.online import train_step
+from titanrl.training.run import Clock
+from titanrl.training.session import Session, open_session
+from titanrl.training.stages import sync
 
 PROMPTS, SAMPLES, ROUNDS = 8, 8, 4
 PATTERN = r".*[a-m]\W*"

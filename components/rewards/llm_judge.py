@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from titanrl.components.rewards.http_json import LateAnswer, ask
+from titanrl.components.rewards.text import last_number, texts
 from titanrl.errors import TrainingError, check_range
 from titanrl.ops.scores import filled
-from titanrl.ops.text import last_number, texts
 from titanrl.registry import register
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from titanrl.deadline import call_each
+from titanrl.components.rewards.text import last_boxed, texts
 from titanrl.errors import check_range
-from titanrl.ops.text import last_boxed, texts
 from titanrl.registry import register
+from titanrl.runtime.worker_pool import call_each
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:

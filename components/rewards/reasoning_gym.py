@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from titanrl.deadline import call_each
+from titanrl.components.rewards.text import last_boxed, last_number_text, last_tag, texts
+from titanrl.components.sources.reasoning_gym_tasks import check_task, decode_entry
 from titanrl.errors import check_range
-from titanrl.ops.tasks import check_task, decode_entry
-from titanrl.ops.text import last_boxed, last_number_text, last_tag, texts
 from titanrl.registry import register
+from titanrl.runtime.worker_pool import call_each
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:

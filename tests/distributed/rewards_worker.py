@@ -20,11 +20,11 @@ from tensordict import TensorDict
 import titanrl.engine
 from titanrl import register
 from titanrl.config import load
+from titanrl.data.prompts import training_prompts
 from titanrl.errors import TrainingError
-from titanrl.loop.answering import judged_answers
-from titanrl.loop.prompts import training_prompts
-from titanrl.loop.session import open_session
-from titanrl.loop.stages import sample, score
+from titanrl.rollout.generator import judged_answers
+from titanrl.training.session import open_session
+from titanrl.training.stages import sample, score
 
 ASKED: list[int] = []
 """How many rows this rank's reward has been asked about, time by time."""

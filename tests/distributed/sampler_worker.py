@@ -14,8 +14,8 @@ import torch
 
 import titanrl
 from titanrl.config.engine_tables import Parallelism, Training
+from titanrl.data.collate import assemble
 from titanrl.engine import Engine, EngineConfig, set_threads
-from titanrl.loop.buffer import assemble
 from titanrl.protocols import PromptRow, SamplerHost
 
 LENGTH = 64

@@ -22,12 +22,12 @@ from torchtitan.distributed import fsdp
 
 import titanrl
 from tests.distributed.batches import LENGTH, answers, deal, pairs, starved
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig, pipeline, update
 from titanrl.engine.settings import CriticModel, FrozenModel
 from titanrl.engine.trainee import Trainee
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
 
 # An epsilon of 1 keeps Adam smooth: otherwise the rounding of a gradient near 0 would be a whole step.
 OPTIMIZER = Optimizer(lr=0.1, eps=1.0, implementation="foreach")

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from tests.e2e.test_training import ROOT, file, lines
 from titanrl.cli import app
 from titanrl.errors import ConfigError
-from titanrl.pipeline import run
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.settings import load_pipeline
+from titanrl.recipes import run
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.settings import load_pipeline
 
 __all__ = ["file"]
 

@@ -26,12 +26,12 @@ from tests.e2e.test_training import FILE, ROOT, file
 from titanrl.cli.target import target_of
 from titanrl.components.samplers.torch import TorchSampler
 from titanrl.config import load
-from titanrl.loop import loop
-from titanrl.loop.export import export_run
-from titanrl.model_server import serve_model
+from titanrl.engine.export import export_run
 from titanrl.models import tiny
+from titanrl.preflight.verify import verified
 from titanrl.protocols import Sample
-from titanrl.verify import verified
+from titanrl.serve.model import serve_model
+from titanrl.training import online
 
 __all__ = ["file"]
 
@@ -205,7 +205,7 @@ def test_waiting_requests_share_a_call_and_are_answered_as_if_alone(
 
 def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Returns what says how many requests have been handed to the model from now on."""
-    from titanrl.serving import Batcher
+    from titanrl.serve.http import Batcher
 
     seen: list[int] = []
     real = Batcher.submit
@@ -328,7 +328,7 @@ def test_run_is_served_by_its_newest_checkpoint_and_ctrl_c_answers_what_was_aske
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = loop.train(load(file, ["loop.steps=2", "evaluation="]))
+    run = online.train(load(file, ["loop.steps=2", "evaluation="]))
     slow = f"reward=[{{name='served_slow', path='{tmp_path}/asked'}}]"
     # Neither [prompts] that are gone nor that several ranks trained keeps a run from being served.
     (tmp_path / "prompts.jsonl").unlink()

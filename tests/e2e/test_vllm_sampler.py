@@ -257,9 +257,9 @@ def test_beside_a_trainer_it_samples_as_the_trainer_scores(
 ) -> None:
     """Of a critic's head on the policy's body the sampler hears nothing."""
     from titanrl.config.engine_tables import Training
+    from titanrl.data.collate import assemble
     from titanrl.engine.engine import Engine, EngineConfig
     from titanrl.engine.settings import CriticModel
-    from titanrl.loop.buffer import assemble
 
     tied, shared = tied_and_shared
     folder = make(tmp_path / "model", 0, tied=tied)

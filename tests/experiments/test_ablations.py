@@ -10,14 +10,14 @@ from matplotlib.image import imread
 
 from tests.unit.config.conftest import registry_as_before
 from titanrl.ablation.files import read_results
-from titanrl.ablation.findings import findings, panels, published
 from titanrl.ablation.picture import draw
 from titanrl.ablation.plan import outline, plan
 from titanrl.config import load
 from titanrl.config.experiment import Experiment
-from titanrl.loop.loop import train
 from titanrl.models import tiny
 from titanrl.report.jsonl import read_jsonl
+from titanrl.training.online import train
+from tools.findings import findings, panels, published
 
 __all__ = ["registry_as_before"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from titanrl.models import tiny
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.run import run_pipeline
-from titanrl.pipeline.settings import load_pipeline
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.run import run_pipeline
+from titanrl.recipes.settings import load_pipeline
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "pipelines"
 # Tiny answers are never right, so letters that don't repeat are rewarded.

@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDict
 
 from titanrl import PolicyOutputs
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.objective import Objective
+from titanrl.algorithm.table import Algorithm
 from titanrl.config import load
-from titanrl.loop.estimate import estimate, weigh
-from titanrl.objective import Objective
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "compat"

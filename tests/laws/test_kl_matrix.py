@@ -18,14 +18,14 @@ from tensordict import TensorDict
 import titanrl
 from tests.laws.estimate_batches import Shape, scored_batch
 from titanrl import PolicyOutputs
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.objective import Objective
+from titanrl.algorithm.table import Algorithm
 from titanrl.config.checks import cross_problems
 from titanrl.config.load import read
-from titanrl.decode import decode
-from titanrl.loop.estimate import estimate, weigh
-from titanrl.objective import Objective
 from titanrl.ops.masked import where0
 from titanrl.ops.sequence import is_last_trainable
+from titanrl.registry.decode import decode
 
 PRESETS = sorted((Path(__file__).parents[2] / "experiments" / "algorithms").glob("*.toml"))
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=[path.stem for path in PRESETS])

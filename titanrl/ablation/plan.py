@@ -12,12 +12,12 @@ from titanrl.ablation.variants import Variant, variants
 from titanrl.config.dump import inline, to_table
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load, read_toml
-from titanrl.decode import decode, settable
 from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.preflight.verify import verify
+from titanrl.registry.decode import decode, settable
+from titanrl.registry.values import unknown_keys
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import last_line
-from titanrl.values import unknown_keys
-from titanrl.verify import verify
 
 __all__ = ["Plan", "PlannedRun", "is_ablation", "outline", "plan"]
 

@@ -12,8 +12,8 @@ from titanrl.ablation.execute import Failure
 from titanrl.ablation.plan import Plan
 from titanrl.ablation.statistics import least_p
 from titanrl.config.dump import to_table
+from titanrl.registry.values import shown
 from titanrl.report.record import flattened
-from titanrl.values import shown
 
 __all__ = [
     "Table",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from titanrl.config.dump import inline
 from titanrl.errors import ConfigError, Problem
-from titanrl.values import shown
+from titanrl.registry.values import shown
 
 __all__ = ["Variant", "variants"]
 

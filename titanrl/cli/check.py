@@ -18,12 +18,12 @@ from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
-from titanrl.lazy import lazy_torch
-from titanrl.needed_memory import memory
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.settings import is_pipeline, load_pipeline
-from titanrl.schema import STAGES, key_name
-from titanrl.verify import verified
+from titanrl.preflight.memory import memory
+from titanrl.preflight.verify import verified
+from titanrl.protocols.batch import STAGES, key_name
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.settings import is_pipeline, load_pipeline
+from titanrl.runtime.lazy import lazy_torch
 
 if TYPE_CHECKING:
     from titanrl.models.memory import Need

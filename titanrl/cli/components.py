@@ -1,4 +1,4 @@
-"""``titanrl components``: the catalogue, and one component's formula, keys, source and tests."""
+"""``titanrl components``: the catalogue, and one component's formula, keys and source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
-from titanrl.config.status import laws_of, status_of
-from titanrl.decode import settable
-from titanrl.lazy import lazy_torch
 from titanrl.registry import component_class, kinds, names
+from titanrl.registry.decode import settable
+from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["components"]
 
@@ -61,13 +60,4 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
         console.print(f"Reads: {reads(cls)}")
     if wanted := needs(cls):
         console.print(f"Needs of the head: {wanted}")
-    status = status_of(kind, name)
-    console.print(f"Golden cases: {status.golden}")
-    console.print(f"Laws: {', '.join(status.laws) or _command_for_laws(kind, cls, name)}", soft_wrap=True)
     console.print(f"Source file: {inspect.getsourcefile(cls)}")
-
-
-def _command_for_laws(kind: str, cls: type, name: str) -> str:
-    """Returns how to run the laws of a clone on a component of the user's own."""
-    files = " ".join(f"$TITANRL/{file}" for file in laws_of(kind))
-    return f"python -m pytest -p {cls.__module__} {files} -k {name}" if files else "none"

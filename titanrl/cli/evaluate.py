@@ -15,11 +15,11 @@ from rich.table import Table
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.target import MODEL, TARGET, target_of
 from titanrl.cli.train import SET
+from titanrl.preflight.verify import verified
 from titanrl.report.folder import write_atomic
-from titanrl.verify import verified
 
 if TYPE_CHECKING:
-    from titanrl.loop.evaluation import Verdict
+    from titanrl.eval.evaluate import Verdict
 
 __all__ = ["evaluate"]
 
@@ -46,7 +46,7 @@ def evaluate(
     given = {"model": model, "against": against, "to": to}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
-    from titanrl.loop.evaluation import evaluate_model
+    from titanrl.eval.evaluate import evaluate_model
 
     verdict, *others = [evaluate_model(each, its.run) for each, its in zip(experiments, judged, strict=True)]
     if os.environ.get("RANK", "0") == "0":

@@ -9,7 +9,7 @@ import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.train import FILE, SET
-from titanrl.verify import verified
+from titanrl.preflight.verify import verified
 
 __all__ = ["rft"]
 
@@ -26,6 +26,6 @@ def rft(
     overrides = overrides or []
     experiment = verified(file, overrides, world_size(nproc))
     become_ranks(nproc, ["rft", str(file), f"--to={to}", *(f"--set={each}" for each in overrides)])
-    from titanrl.loop.rft import collect
+    from titanrl.rollout.rejection_sampling import collect
 
     collect(experiment, to)

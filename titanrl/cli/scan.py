@@ -11,11 +11,11 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
-from titanrl.cli.held_out import compare
+from titanrl.eval.overlap import compare
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.loop.data_feed import DataFeed
+    from titanrl.data.examples import DataFeed
 
 __all__ = ["histogram", "scan_data"]
 
@@ -41,8 +41,8 @@ def scan_data(experiment: Experiment, console: Console) -> int:
 
 def _scan(experiment: Experiment, console: Console) -> int:
     """Reads and tokenizes all of [data] and [evaluation.data]; returns how many examples are bad."""
-    from titanrl.loop.data_feed import open_data
-    from titanrl.loop.tokens import Tokens
+    from titanrl.data.examples import open_data
+    from titanrl.data.tokenizer import Tokens
 
     evaluation = experiment.evaluation
     sources = {"data": experiment.data, "evaluation.data": None if evaluation is None else evaluation.data}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.verify import verified
+from titanrl.preflight.verify import verified
 
 __all__ = ["FILE", "SET", "train"]
 
@@ -34,6 +34,6 @@ def train(
     experiment = verified(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
     become_ranks(nproc, ["train", str(file), *sets, *["--resume"][: int(resume)]])
-    from titanrl.loop.loop import train as run
+    from titanrl.training.online import train as run
 
     run(experiment, resume=resume)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from titanrl.algorithm import Algorithm, controls_entropy
+from titanrl.algorithm.dataflow import check_flow, flows, label
+from titanrl.algorithm.table import Algorithm, controls_entropy
 from titanrl.config.data_checks import DATA_CHECKS
 from titanrl.config.report_tables import profile_problems
 from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
-from titanrl.dataflow import check_flow, flows, label
 from titanrl.errors import Problem, suggest
 from titanrl.registry import name_of
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from titanrl.dataflow import flows, label
+from titanrl.algorithm.dataflow import flows, label
 from titanrl.errors import Problem
 from titanrl.registry import component_class, name_of, names
 
 if TYPE_CHECKING:
-    from titanrl.algorithm import Algorithm
+    from titanrl.algorithm.table import Algorithm
     from titanrl.config.alerts import Alerts
     from titanrl.config.tables import Evaluation, Loop, Reward
     from titanrl.protocols import DataSettings, SourceSettings

@@ -11,8 +11,8 @@ from typing import Any
 
 import tomli_w
 
-from titanrl.decode import Component, Extended, element, settable
 from titanrl.registry import name_of
+from titanrl.registry.decode import Component, Extended, element, settable
 
 __all__ = ["difference", "dumps", "inline", "to_table"]
 

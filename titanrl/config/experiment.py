@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, cast
 
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.dataflow import Flow, flows, scored_keys
+from titanrl.algorithm.table import Algorithm
 from titanrl.config.alerts import Alerts
 from titanrl.config.checks import cross_problems
 from titanrl.config.engine_tables import (
@@ -21,11 +22,10 @@ from titanrl.config.engine_tables import (
 from titanrl.config.report_tables import Profile, Report
 from titanrl.config.rft import RFT
 from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Run, Teacher
-from titanrl.dataflow import Flow, flows, scored_keys
-from titanrl.decode import Component, Extended, gather, settable
 from titanrl.errors import ConfigError, Problem, near
 from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
-from titanrl.values import unknown_keys
+from titanrl.registry.decode import Component, Extended, gather, settable
+from titanrl.registry.values import unknown_keys
 
 __all__ = ["Experiment"]
 

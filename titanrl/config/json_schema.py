@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from titanrl.config.docs import key_docs
 from titanrl.config.dump import to_table
 from titanrl.config.experiment import Experiment
-from titanrl.decode import Extended, element, settable
 from titanrl.registry import component_class, names
+from titanrl.registry.decode import Extended, element, settable
+from titanrl.registry.docs import key_docs
 
 __all__ = ["file_schema"]
 

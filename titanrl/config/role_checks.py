@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from titanrl.algorithm import Algorithm
-from titanrl.dataflow import flows, label
+from titanrl.algorithm.dataflow import flows, label
+from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem
 from titanrl.registry import name_of
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.decode import Component, build
 from titanrl.errors import check_range
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import name_of
+from titanrl.registry.decode import Component, build
 
 __all__ = [
     "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Reward", "Run",

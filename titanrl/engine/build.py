@@ -23,11 +23,11 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
 from titanrl.engine.allocate import allocate
 from titanrl.engine.attention import attention_config
-from titanrl.engine.head import Head, TokenHead
+from titanrl.engine.heads.shared import SharedHead
+from titanrl.engine.heads.token import Head, TokenHead
+from titanrl.engine.heads.value import ValueHead
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.shared_head import SharedHead
-from titanrl.engine.value_head import ValueHead
-from titanrl.engine.weights import load_folder, rename_head
+from titanrl.engine.weights.hf_folder import load_folder, rename_head
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import needs_fsdp
@@ -143,7 +143,7 @@ def build_model(
         attention=attention_config(mesh.device.type),
         head=scalar if is_value_model else vocabulary,
         max_length=training.seq_len,
-        # Stages hold a copy each, see titanrl.engine.tying.
+        # Stages hold a copy each, see titanrl.engine.weights.tying.
         tied=tied and not pipelined,
     )
     set_sharding(

@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.engine import weights
 from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
-from titanrl.engine.head import compiled_kernels
+from titanrl.engine.heads.token import compiled_kernels
 from titanrl.engine.mesh import join
-from titanrl.engine.replica import replica
 from titanrl.engine.role import Role, gathered
 from titanrl.engine.settings import EngineConfig, FrozenModel
-from titanrl.engine.stream import stream
 from titanrl.engine.trainee import Trainee
 from titanrl.engine.twin import Twin
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
+from titanrl.engine.weights import hf_folder
+from titanrl.engine.weights.replica import replica
+from titanrl.engine.weights.stream import stream
 from titanrl.ops.row_kernels import EAGER
 from titanrl.protocols import Stateful
 
@@ -226,7 +226,7 @@ class Engine:
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Writes the policy as a Hugging Face folder."""
-        weights.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
+        hf_folder.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
 
     def save(self, step: int, *, last: bool = False) -> bool:
         """Writes a checkpoint if one is due after ``step`` finished steps, always if ``last``.

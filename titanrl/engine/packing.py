@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict
 
-from titanrl.ops.bins import pack
+from titanrl.engine.bins import pack
 from titanrl.ops.prefix import group_tokens, prefix_order, trained_lengths
 
 __all__ = ["MicroBatch", "blank", "lay_out", "pad_to", "plan"]

@@ -16,12 +16,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from titanrl.engine.attention import attention_masks
 from titanrl.engine.build import Model
-from titanrl.engine.head import Request
+from titanrl.engine.heads.shared import Answer
+from titanrl.engine.heads.token import Request
 from titanrl.engine.mesh import Mesh
 from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
 from titanrl.engine.pipeline import line_length, run_pipeline, scheduled
 from titanrl.engine.reduce import from_last_stage
-from titanrl.engine.shared_head import Answer
 from titanrl.ops.logprob import TokenStatistics
 from titanrl.ops.row_kernels import EAGER, Kernels
 from titanrl.protocols import PolicyOutputs

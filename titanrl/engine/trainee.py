@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.engine.optimizer import build_optimizers, build_schedule
 from titanrl.engine.role import Role
 from titanrl.engine.update import Updater
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
 
 __all__ = ["Trainee"]
 

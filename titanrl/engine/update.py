@@ -13,20 +13,20 @@ from tensordict import TensorDict
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed.utils import clip_grad_norm_
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective, compiled
 from titanrl.engine.host_memory import FreedMemory
 from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
 from titanrl.engine.role import Role
-from titanrl.engine.tying import share_gradient
+from titanrl.engine.weights.tying import share_gradient
 from titanrl.errors import ConfigError
-from titanrl.metrics import Sums
-from titanrl.objective import Objective, compiled
 from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Updater"]
 
-# Why, says titanrl.objective.compiled; the head's kernels need it as well, and are compiled before.
+# Why, says titanrl.algorithm.objective.compiled; the head's kernels need it as well, and are compiled before.
 torch._dynamo.config.specialize_float = True
 
 

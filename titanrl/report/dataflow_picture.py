@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from titanrl.dataflow import Flow
+from titanrl.algorithm.dataflow import Flow
+from titanrl.protocols.batch import key_name
 from titanrl.report.html import render
-from titanrl.schema import key_name
 
 __all__ = ["dataflow_picture"]
 

@@ -8,7 +8,7 @@ from tests.unit.config.conftest import EXPERIMENT, Write
 from titanrl.config import Experiment, load
 from titanrl.config.dump import to_table
 from titanrl.errors import ConfigError
-from titanrl.schema import STAGES
+from titanrl.protocols.batch import STAGES
 
 
 def refusal(write: Write, *overrides: str, text: str = EXPERIMENT) -> str:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.config.conftest import EXPERIMENT, Write
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
-from titanrl.schema import key_name
+from titanrl.protocols.batch import key_name
 
 DPO = """
 [model]

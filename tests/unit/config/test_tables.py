@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from titanrl.algorithm import Algorithm, KLTerm
+from titanrl.algorithm.reward_scaling import RewardScaling
+from titanrl.algorithm.table import Algorithm, KLTerm
 from titanrl.config import Experiment, engine_tables, tables
 from titanrl.config.alerts import Alerts
-from titanrl.config.docs import default_of, key_docs, type_name
 from titanrl.config.rft import RFT
-from titanrl.decode import element, settable
 from titanrl.registry import component_class, kinds, names
-from titanrl.reward_scaling import RewardScaling
+from titanrl.registry.decode import element, settable
+from titanrl.registry.docs import default_of, key_docs, type_name
 
 SNAPSHOT = Path(__file__).with_name("defaults.json")
 

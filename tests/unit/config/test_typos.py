@@ -14,9 +14,9 @@ import pytest
 from tests.unit.config.test_tables import TABLES
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import DIRECTIVES, load, read
-from titanrl.decode import build, settable
 from titanrl.errors import ConfigError
 from titanrl.registry import component_class, kinds, names
+from titanrl.registry.decode import build, settable
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 WHOLE = sorted(

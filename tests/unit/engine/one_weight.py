@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.role import Role
 from titanrl.engine.update import Updater
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
 from titanrl.ops.logprob import TokenStatistics
 
 NO_TERMS = (0.0, 0.0)

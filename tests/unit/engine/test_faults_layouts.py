@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from titanrl.data.collate import assemble, trim
 from titanrl.engine import Engine
-from titanrl.loop.buffer import assemble, trim
 from titanrl.protocols import PromptRow, Sample
 
 PROMPT, ANSWER, LONG = [5, 6, 7], [8, 9], [11, 12, 13, 14, 15, 16, 17, 18]

@@ -7,9 +7,9 @@ import torch
 
 import titanrl
 from tests.unit.engine.one_weight import NO_TERMS, OneWeight, OneWeightRole, rows_of
+from titanrl.algorithm.metrics import means
+from titanrl.algorithm.objective import Objective
 from titanrl.engine.packing import lay_out, plan
-from titanrl.metrics import means
-from titanrl.objective import Objective
 
 CPU = torch.device("cpu")
 SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))

@@ -150,7 +150,7 @@ def test_an_id_that_stands_twice_gets_both_gradients() -> None:
 
 @pytest.mark.slow
 def test_compiled_head_equals_eager() -> None:
-    from titanrl.engine.head import compiled_kernels
+    from titanrl.engine.heads.token import compiled_kernels
 
     hidden, weight, ids, by_logprob, by_entropy = inputs(6)
     gradients = []

@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.timing import live_tensors, peak_bytes
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import Model, needs, parameters
 from titanrl.models.tiny import create
-from titanrl.objective import Objective
 from titanrl.ops import prefix_attention
 
 Make = Callable[..., Engine]

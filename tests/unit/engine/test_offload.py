@@ -15,6 +15,7 @@ import torchtitan.distributed.fsdp
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
 from titanrl.engine.allocate import allocate
@@ -23,7 +24,6 @@ from titanrl.engine.settings import FrozenModel
 from titanrl.models import tiny
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import Model, needs
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.engine import Engine, engine
 from titanrl.engine.settings import FrozenModel
-from titanrl.loop.stages import score_models
 from titanrl.models import tiny
-from titanrl.objective import Objective
+from titanrl.training.stages import score_models
 
 Make = Callable[..., Engine]
 

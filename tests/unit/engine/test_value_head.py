@@ -13,13 +13,13 @@ from tensordict import TensorDict
 import titanrl
 from tests.unit.engine.conftest import make_batch
 from tests.unit.engine.test_engine import gradients_of
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Compile
 from titanrl.engine import Engine
-from titanrl.engine.head import Request
-from titanrl.engine.value_head import ValueHead
+from titanrl.engine.heads.token import Request
+from titanrl.engine.heads.value import ValueHead
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 

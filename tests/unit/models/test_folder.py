@@ -15,7 +15,7 @@ from titanrl.models import inspect
 from titanrl.models.folder import atomic_folder
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.tiny import create
-from titanrl.verify import verify
+from titanrl.preflight.verify import verify
 
 TINY_GRPO = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 

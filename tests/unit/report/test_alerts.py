@@ -9,8 +9,8 @@ from itertools import repeat
 import pytest
 
 from titanrl.config.alerts import Alerts
-from titanrl.decode import decode
 from titanrl.errors import ConfigError
+from titanrl.registry.decode import decode
 from titanrl.report.alerts import Watch
 
 LIMITS = Alerts(window=2)

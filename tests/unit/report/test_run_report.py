@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from titanrl.dataflow import Flow
+from titanrl.algorithm.dataflow import Flow
+from titanrl.protocols.batch import key_name
 from titanrl.report.dataflow_picture import dataflow_picture
 from titanrl.report.figures import Line, curves
 from titanrl.report.html import number, script_json
@@ -23,7 +24,6 @@ from titanrl.report.panels import groups, other_panels
 from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
-from titanrl.schema import key_name
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FILE = """

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from titanrl.components.sources.reasoning_gym_tasks import decode_entry, encode_entry, task_options
 from titanrl.config import load
-from titanrl.ops.tasks import decode_entry, encode_entry, task_options
 
 EASY = {"max_terms": 2, "max_digits": 1}
 

@@ -12,10 +12,10 @@ import torch
 
 from titanrl.components.samplers.scripted import Scripted
 from titanrl.components.samplers.torch import Torch, TorchSampler
-from titanrl.components.samplers.vllm_engine import _sample_of
+from titanrl.components.samplers.vllm.engine import _sample_of
 from titanrl.config.engine_tables import Training
+from titanrl.data.collate import assemble
 from titanrl.engine import Engine, EngineConfig
-from titanrl.loop.buffer import assemble
 from titanrl.models import tiny
 from titanrl.protocols import PromptRow, Sample, SamplerHost
 
@@ -46,7 +46,7 @@ def decoded(
     host = SamplerHost(model_path="", eos_ids=(end,), max_length=64, seed=0, engine=engine)
     order = list(range(len(tables)))
     monkeypatch.setattr(TorchSampler, "_pick", pick)
-    monkeypatch.setattr("titanrl.components.samplers.torch.sample_seed", lambda *key: key[-1])
+    monkeypatch.setattr("titanrl.components.samplers.torch.sampler.sample_seed", lambda *key: key[-1])
     rows = [PromptRow([1, 5], 0, sample) for sample in order]
     return Torch(max_response_tokens=limit).start(host).sample(rows, step=0, seed=0)
 

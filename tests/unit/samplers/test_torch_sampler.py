@@ -12,8 +12,8 @@ import torch
 
 from titanrl.components.samplers.torch import Torch
 from titanrl.config.engine_tables import ActivationCheckpoint, Training
+from titanrl.data.collate import assemble
 from titanrl.engine.engine import Engine, EngineConfig
-from titanrl.loop.buffer import assemble
 from titanrl.models import tiny
 from titanrl.protocols import PromptRow, Sample, SamplerHost
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.components.samplers.vllm_engine import _needed_bytes, _sample_of
-from titanrl.components.samplers.vllm_process import kept_process_state
+from titanrl.components.samplers.vllm.engine import _needed_bytes, _sample_of
+from titanrl.components.samplers.vllm.process import kept_process_state
 from titanrl.errors import ConfigError
 from titanrl.models.tiny import create
 from titanrl.protocols import SamplerHost

@@ -11,8 +11,8 @@ import datasets
 import pytest
 
 import titanrl
-from titanrl.loop.fixed import EncodedRow, encode_row
-from titanrl.loop.tokens import Tokens
+from titanrl.data.encode import EncodedRow, encode_row
+from titanrl.data.tokenizer import Tokens
 from titanrl.models import tiny
 from titanrl.protocols import FixedRow
 
