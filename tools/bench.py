@@ -61,7 +61,7 @@ def report(
         kept = benchmark_results.merged(stored, new)
         baseline.write_text(benchmark_results.dumps(kept), "utf-8")
         page.write_text(benchmark_results.page(kept, baseline.parent), "utf-8")
-        picture = ratios_plot.draw(kept, page.with_suffix(".png"))
+        picture = ratios_plot.plot(kept, page.with_suffix(".png"))
         typer.echo(f"{baseline}, {page} and {picture} are written.")
     elif worse:
         names = ", ".join(f"{each.test} ({each.peer})" for each in worse)

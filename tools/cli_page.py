@@ -71,9 +71,9 @@ def _row(parameter: Any) -> str:
 def dataflow_svg() -> str:
     """Returns the dataflow of a step of experiments/quickstart.toml as a picture."""
     from titanrl.config import load
-    from titanrl.report.dataflow_picture import dataflow_picture
+    from titanrl.report.dataflow_plot import dataflow_plot
 
-    return f"{dataflow_picture(load(ROOT / 'experiments' / 'quickstart.toml').flows())}\n"
+    return f"{dataflow_plot(load(ROOT / 'experiments' / 'quickstart.toml').flows())}\n"
 
 
 def write(root: Path) -> list[Path]:

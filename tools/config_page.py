@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from titanrl.config.experiment import Experiment
-from titanrl.registry.decode import Component, Extended, element, settable
+from titanrl.registry.decode import Component, Flattened, fields_of, unwrap_optional
 from titanrl.registry.docs import allowed, default_of, key_docs, key_ranges
 
 __all__ = ["config_page"]
@@ -35,42 +35,42 @@ def config_page() -> str:
 
 def _tables(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields each table as it stands in a file, ``[loop]`` or ``[[reward]]``, and its marked type."""
-    for key, (_, hint) in settable(cls).items():
+    for key, (_, hint) in fields_of(cls).items():
         inner, is_array = _entry(hint)
         if not _is_table(inner):
             continue
         name = f"{prefix}{key}"
         yield (f"[[{name}]]" if is_array else f"[{name}]"), inner
-        plain, marker = element(inner)
+        plain, marker = unwrap_optional(inner)
         if not isinstance(marker, Component):
             yield from _tables(plain, f"{name}.")
 
 
 def _entry(hint: Any) -> tuple[Any, bool]:
     """Returns a field's type, or that of its entries if it is an array, and which of the two."""
-    plain, _ = element(hint)
+    plain, _ = unwrap_optional(hint)
     is_array = typing.get_origin(plain) is tuple and bool(typing.get_args(plain))
     return (typing.get_args(plain)[0], True) if is_array else (hint, False)
 
 
 def _is_table(hint: Any) -> bool:
-    plain, marker = element(hint)
+    plain, marker = unwrap_optional(hint)
     return marker is not None or is_dataclass(plain)
 
 
 def _table(name: str, hint: Any) -> list[str]:
     """Returns the heading of a table, what it is, and its keys."""
-    inner, marker = element(hint)
+    inner, marker = unwrap_optional(hint)
     blocks = [f"## `{name}`"]
     if isinstance(marker, Component):
         return [*blocks, PICKS.format(kind=marker.kind)]
     doc = inspect.cleandoc(inner.__doc__ or "").partition("\n\n")[0]
     blocks.append(_cell(doc))
-    if isinstance(marker, Extended):
+    if isinstance(marker, Flattened):
         blocks.append(PICKS.format(kind=marker.kind))
     docs, ranges = key_docs(inner), key_ranges(inner)
     rows = []
-    for key, (field, each) in settable(inner).items():
+    for key, (field, each) in fields_of(inner).items():
         if _is_table(_entry(each)[0]):
             continue
         default = default_of(field)

@@ -12,8 +12,8 @@ from pathlib import Path
 from titanrl.ablation import summary
 from titanrl.ablation.comparison import Row, blocks, compare, verdicts
 from titanrl.ablation.files import markdown_table, read_results, results_csv
-from titanrl.ablation.picture import Panel, draw
 from titanrl.ablation.plan import is_ablation, outline
+from titanrl.ablation.plot import Panel, plot
 from titanrl.ablation.settings import Settings
 from titanrl.runtime.lazy import lazy_torch
 
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     take(Path("runs/ablations"), published(folder), folder / "results")
     page = findings(published(folder), folder / "results", "../experiments/ablations")
     (ROOT / "docs" / "findings.md").write_text(page, "utf-8")
-    draw(panels(published(folder), folder / "results"), ROOT / "docs" / "findings.png")
+    plot(panels(published(folder), folder / "results"), ROOT / "docs" / "findings.png")

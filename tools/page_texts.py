@@ -64,7 +64,7 @@ KINDS = {
         "[[algorithm.filter]]",
         "filter(batch) -> keep [N]",
         "Which groups are trained on, decided before the advantage. A group must pass all of them; a "
-        "step whose groups are all dropped samples anew, `[loop] max_resample` times.",
+        "step whose groups are all dropped samples anew, `[loop] max_resample_attempts` times.",
     ),
     "kl_controller": Kind(
         "Controllers",
@@ -79,7 +79,7 @@ KINDS = {
         "reward(batch) -> [n]",
         "What an answer is worth. A row's reward is the sum of all, each times its `weight`; a function "
         "that raises or is late costs its row the score `failure`, never the run. `weight`, `label`, "
-        "`failure` and `deadline_seconds` are keys of every reward.",
+        "`failure` and `timeout_seconds` are keys of every reward.",
     ),
     "sampler": Kind(
         "Samplers",

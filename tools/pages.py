@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from titanrl.registry import FOLDERS, component_class, kinds
-from titanrl.registry.decode import settable
+from titanrl.registry.decode import fields_of
 from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
 from titanrl.runtime.lazy import lazy_torch
 from tools.algorithm_page import algorithm_page
@@ -75,7 +75,7 @@ def _component(kind: str, name: str) -> list[str]:
     blocks = [f"## `{name}`", *_blocks(inspect.cleandoc(cls.__doc__ or ""))]
     docs, ranges = key_docs(cls), key_ranges(cls)
     rows = []
-    for key, (field, hint) in settable(cls).items():
+    for key, (field, hint) in fields_of(cls).items():
         may_be, meaning = _cell(allowed(hint, ranges.get(key))), _cell(docs.get(key, ""))
         default = default_of(field)
         default = default if default in ("required", "off") else f"`{default}`"

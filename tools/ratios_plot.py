@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "figure"]
+__all__ = ["plot", "figure"]
 
 LEFT, RIGHT = 0.5, 200.0
 """Ends of the axis, times as fast."""
 
 
-def draw(ratios: Sequence[Ratio], to: Path) -> Path:
+def plot(ratios: Sequence[Ratio], to: Path) -> Path:
     """Writes the picture and returns its path; of equal ratios the same bytes.
 
     Args:
@@ -29,7 +29,7 @@ def draw(ratios: Sequence[Ratio], to: Path) -> Path:
 
 
 def figure(ratios: Sequence[Ratio]) -> Figure:
-    """Returns what ``draw`` writes."""
+    """Returns what ``sample_from_logits`` writes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from titanrl.errors import suggest
+from titanrl.errors import did_you_mean
 
 __all__ = ["check_task", "decode_entry", "encode_entry", "task_options"]
 
@@ -77,14 +77,14 @@ def check_task(dataset: str, options: Iterable[str] = ()) -> None:
     """
     if _task(dataset) is None:
         raise ValueError(
-            f"dataset must be a task of reasoning-gym, got {dataset!r}{suggest(dataset, _tasks())} "
+            f"dataset must be a task of reasoning-gym, got {dataset!r}{did_you_mean(dataset, _tasks())} "
             f"There are {len(_tasks())}, such as 'chain_sum' or 'countdown'."
         )
     known = task_options(dataset)
     for option in options:
         if known and option not in known:
             raise ValueError(
-                f"options.{option} is no setting of the task {dataset!r}{suggest(option, known)} "
+                f"options.{option} is no setting of the task {dataset!r}{did_you_mean(option, known)} "
                 f"Settings: {', '.join(sorted(known))}."
             )
 

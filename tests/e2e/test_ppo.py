@@ -61,7 +61,7 @@ def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_docum
     assert "loss/total" not in rows[1]
     assert rows[1]["kl/value"] == pytest.approx(0.0, abs=1e-5)
     assert rows[2]["loss/clip_fraction"] > 0
-    assert [rows[step]["update/left_out"] > 0 for step in (1, 2)] == [False, True]
+    assert [rows[step]["update/early_stopped"] > 0 for step in (1, 2)] == [False, True]
     assert all(rows[step]["critic/grad_norm"] > 0 for step in (1, 2))
     assert rows[2]["critic/lr"] == pytest.approx(1e-2)
     for row in rows.values():
@@ -105,7 +105,7 @@ def test_shared_critic_learns_on_the_policys_body_and_leaves_it_a_language_model
         "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
         "algorithm.advantage.lam=1.0", "algorithm.advantage.bootstrap=truncated", "loop.steps=12",
         "algorithm.kl=", "reference=", "critic.loss.clip=inf", "critic.coefficient=1.0",
-        "algorithm.reward_scaling=", "loop.max_update_kl=",
+        "algorithm.reward_scaling=", "loop.target_kl=",
     ]  # fmt: skip
     run = online.train(load(shared(file), overrides))
     rows = [row for row in lines(run) if row["step"]]

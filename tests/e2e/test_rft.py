@@ -64,7 +64,7 @@ def test_pairs_have_the_better_answer_first(file, tmp_path):
 
 def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_path, monkeypatch):
     whole = texts(rejection_sampling.collect(asked(file), tmp_path / "whole").parent)
-    original, calls = rejection_sampling.judged_answers, []
+    original, calls = rejection_sampling.generate_and_score, []
 
     def broken(*arguments: Any, **settings: Any) -> Any:
         calls.append(1)
@@ -72,7 +72,7 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
             raise KeyboardInterrupt
         return original(*arguments, **settings)
 
-    monkeypatch.setattr(rejection_sampling, "judged_answers", broken)
+    monkeypatch.setattr(rejection_sampling, "generate_and_score", broken)
     folder = tmp_path / "data"
     with pytest.raises(KeyboardInterrupt):
         rejection_sampling.collect(asked(file), folder)
@@ -89,7 +89,7 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
     rejection_sampling.collect(asked(file), folder)
     assert len(calls) == count
     config = folder / "experiment.toml"
-    kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample")]
+    kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample_attempts")]
     config.write_text("\n".join(["# Begun before there was another key.", *kept]))
     rejection_sampling.collect(asked(file), folder)
     with pytest.raises(ConfigError, match=r"begun with other values of rft\.min_reward; name a new folder"):

@@ -225,7 +225,8 @@ def test_batch_of_equal_rewards_moves_nothing_and_is_counted(file, tmp_path):
 
 def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
     overrides = [
-        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]", "loop.max_resample=1",
+        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]",
+        "loop.max_resample_attempts=1",
     ]  # fmt: skip
     with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
         online.train(load(file, overrides))

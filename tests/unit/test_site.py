@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from titanrl.cli import app
 from titanrl.config import Experiment
-from titanrl.registry.decode import settable
+from titanrl.registry.decode import fields_of
 from tools.cli_page import cli_page, dataflow_svg
 from tools.config_page import config_page
 
@@ -30,7 +30,7 @@ def test_generated_pages_are_those_of_the_sources(name: str, made: object) -> No
 
 def test_every_table_and_command_is_on_its_page() -> None:
     tables = config_page()
-    for key in settable(Experiment):  # type: ignore[arg-type]
+    for key in fields_of(Experiment):  # type: ignore[arg-type]
         assert key == "imports" or f"## `[{key}]`" in tables or f"## `[[{key}]]`" in tables
     help_of_all = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     for command in ("train", "watch", "model get"):

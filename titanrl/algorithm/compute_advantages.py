@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from titanrl.algorithm.pairs import in_pairs
+from titanrl.algorithm.pairs import to_preference_pairs
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from titanrl.algorithm.reward_scaling import RewardScaling
     from titanrl.algorithm.table import Algorithm, KLTerm
 
-__all__ = ["estimate", "weigh"]
+__all__ = ["compute_advantages", "compute_loss_weights"]
 
 
 @torch.no_grad()
-def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
+def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
     """Returns the rows that pass the filters, with all that stage `estimate` writes, and its metrics.
 
     Filters see the whole batch, each by itself, and a row must pass them all. Sampled rows are put in pairs
-    for losses on pairs: see ``in_pairs``. Then, where read or configured: rewards on one scale, token_reward
+    for losses on pairs: see ``to_preference_pairs``. Then, where read or configured: rewards on one scale,
+    token_reward
     (the reward on the last trainable token, less KL-in-reward), advantage (less KL-in-advantage) and returns,
     and the corrections chained into correction_weight and keep.
 
@@ -50,7 +51,7 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         metrics["filter/kept_fraction"] = keep.double().mean()
         batch = batch[keep]
     if algorithm.pairs_answers and "reward" in batch:  # Fixed pairs come as such.
-        batch = in_pairs(batch)
+        batch = to_preference_pairs(batch)
         metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
     batch = batch.copy()
     if scaling is not None:
@@ -60,7 +61,9 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
         log_ratio = where0(batch["loss_mask"], batch["old_logprob"] - batch["ref_logprob"])
         metrics["kl/value"] = masked_mean(log_ratio.double(), batch["loss_mask"])
         if kl.placement == "reward" and "reward" in batch:
-            metrics["reward/less_kl"] = (batch["reward"] - _penalty(batch, kl).sum(-1)).double().nanmean()
+            metrics["reward/kl_penalized"] = (
+                (batch["reward"] - _penalty(batch, kl).sum(-1)).double().nanmean()
+            )
     is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
     if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
         batch["token_reward"] = _token_reward(batch, kl)
@@ -75,7 +78,7 @@ def estimate(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[
 
 
 @torch.no_grad()
-def weigh(minibatch: TensorDict, algorithm: Algorithm) -> TensorDict:
+def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorDict:
     """Returns the rows of one optimizer step with ``loss_weight``: any split of them sums to the same.
 
     The aggregation counts all trainable tokens, or with denominator = "kept" those that the corrections
@@ -178,4 +181,4 @@ def _logprob_gap(batch: TensorDict) -> dict[str, torch.Tensor]:
         return {}
     gap = (batch["old_logprob"] - batch["sampler_logprob"]).double()
     finite = batch["loss_mask"] & gap.isfinite()
-    return {"sample/logprob_gap": gap[finite].abs().mean()}
+    return {"sample/logprob_diff": gap[finite].abs().mean()}

@@ -41,7 +41,7 @@ class Objective:
     """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
     on_policy: bool = False
     """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
-    measures_gap: bool = False
+    measures_logprob_diff: bool = False
     """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
     value: PolicyLoss | None = None
     """Loss of a critic on the policy's body; None: there is no such term."""
@@ -88,9 +88,9 @@ class Objective:
             value_loss, value_metrics = _token_loss(self.value, policy, batch)
             total = total + self.value_coefficient * value_loss
             metrics |= {f"critic/{name}": value for name, value in value_metrics.items()}
-        if self.measures_gap:
+        if self.measures_logprob_diff:
             gap = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
-            metrics["sample/logprob_gap"] = gap.abs()
+            metrics["sample/logprob_diff"] = gap.abs()
         if policy.entropy is not None:
             entropy = where0(mask, policy.entropy)
             metrics["loss/entropy"] = entropy

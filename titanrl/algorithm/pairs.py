@@ -7,10 +7,10 @@ from itertools import combinations
 import torch
 from tensordict import TensorDict
 
-__all__ = ["in_pairs", "unequal_pairs"]
+__all__ = ["to_preference_pairs", "preference_pairs"]
 
 
-def in_pairs(batch: TensorDict) -> TensorDict:
+def to_preference_pairs(batch: TensorDict) -> TensorDict:
     """Returns every two rows of a group of unequal reward as rows 2i (the better) and 2i + 1 (the worse).
 
     A row stands in as many pairs as there are answers of its group of another reward, in none if all are
@@ -22,10 +22,10 @@ def in_pairs(batch: TensorDict) -> TensorDict:
 
     Source: online DPO 2402.04792, with two answers to a prompt.
     """
-    return batch[unequal_pairs(batch["reward"], batch["group_id"]).flatten()]
+    return batch[preference_pairs(batch["reward"], batch["group_id"]).flatten()]
 
 
-def unequal_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
+def preference_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
     """Returns [P, 2] int64, the row numbers of the better and the worse of every two of unequal reward.
 
     Args:

@@ -16,7 +16,7 @@ from titanrl.protocols import (
     PolicyLoss,
 )
 from titanrl.registry import name_of
-from titanrl.registry.decode import Component, Extended, build
+from titanrl.registry.decode import Component, Flattened, build
 
 __all__ = ["Algorithm", "KLTerm"]
 
@@ -85,7 +85,7 @@ class Algorithm:
     """Rewards -> advantages; omitted for losses that read none."""
     reward_scaling: RewardScaling | None = None
     """Rewards on one scale before advantages are estimated; omitted: they stay as they are."""
-    kl: Annotated[KLTerm, Extended("kl", "estimator")] | None = None
+    kl: Annotated[KLTerm, Flattened("kl", "estimator")] | None = None
     """KL to the reference."""
     entropy: Annotated[KLController, Component("kl_controller")] | None = None
     """Coefficient eta of the entropy bonus: eta > 0 raises entropy."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from titanrl.registry import component_class, kinds, names
-from titanrl.registry.decode import settable
+from titanrl.registry.decode import fields_of
 from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
 from titanrl.runtime.lazy import lazy_torch
 
@@ -51,11 +51,11 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False, soft_wrap=True)
     table = Table("key", "default", "allowed", "meaning", title="Keys", title_justify="left")
     docs, ranges = key_docs(cls), key_ranges(cls)
-    for key, (field, hint) in settable(cls).items():
+    for key, (field, hint) in fields_of(cls).items():
         cells = (key, default_of(field), allowed(hint, ranges.get(key)), docs.get(key, ""))
         table.add_row(*(escape(cell) for cell in cells))
     console.print()
-    console.print(table if settable(cls) else "No keys.")
+    console.print(table if fields_of(cls) else "No keys.")
     if hasattr(cls, "in_keys"):
         console.print(f"Reads: {reads(cls)}")
     if wanted := needs(cls):

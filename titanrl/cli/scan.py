@@ -15,7 +15,7 @@ from titanrl.eval.overlap import compare
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.data.examples import DataFeed
+    from titanrl.data.examples import ExampleLoader
 
 __all__ = ["histogram", "scan_data"]
 
@@ -42,11 +42,11 @@ def scan_data(experiment: Experiment, console: Console) -> int:
 def _scan(experiment: Experiment, console: Console) -> int:
     """Reads and tokenizes all of [data] and [evaluation.data]; returns how many examples are bad."""
     from titanrl.data.examples import open_data
-    from titanrl.data.tokenizer import Tokens
+    from titanrl.data.tokenizer import ChatTokenizer
 
     evaluation = experiment.evaluation
     sources = {"data": experiment.data, "evaluation.data": None if evaluation is None else evaluation.data}
-    tokens = Tokens(experiment.model.path, experiment.model.chat_template)
+    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
     feeds = [
         (table, open_data(experiment, settings, tokens, table=table))
         for table, settings in sources.items()
@@ -55,7 +55,7 @@ def _scan(experiment: Experiment, console: Console) -> int:
     return sum(_show(table, feed, experiment.training.seq_len, console) for table, feed in feeds)
 
 
-def _show(table: str, feed: DataFeed, seq_len: int, console: Console) -> int:
+def _show(table: str, feed: ExampleLoader, seq_len: int, console: Console) -> int:
     found = feed.scan()
     for problem in found.problems:
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)

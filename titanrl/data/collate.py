@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from tensordict import TensorDict
 
-from titanrl.data.encode import EncodedRow
-from titanrl.protocols import PromptRow, Sample
+from titanrl.data.encode import TokenizedExample
+from titanrl.protocols import Completion, RolloutRequest
 
-__all__ = ["assemble", "assemble_fixed", "trim"]
+__all__ = ["collate_rollouts", "collate_examples", "trim"]
 
 TOKEN_REWARD = "token_reward"
 ROW_STRIDE = 2**20
 """More samples than any prompt has in one step: row_id = group * ROW_STRIDE + sample."""
 
 
-def assemble(
-    rows: Sequence[PromptRow],
-    samples: Sequence[Sample],
+def collate_rollouts(
+    rows: Sequence[RolloutRequest],
+    samples: Sequence[Completion],
     *,
     decode: Callable[[Sequence[int]], str],
     version: int,
@@ -62,8 +62,8 @@ def assemble(
     )
 
 
-def assemble_fixed(
-    groups: Sequence[Sequence[EncodedRow]], *, out_keys: Sequence[str], first_group: int = 0
+def collate_examples(
+    groups: Sequence[Sequence[TokenizedExample]], *, out_keys: Sequence[str], first_group: int = 0
 ) -> TensorDict:
     """Returns the batch of fixed rows, batch_size [N]: what a source writes in the place of stage `sample`.
 

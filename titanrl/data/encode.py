@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from titanrl.data.tokenizer import Tokens
-from titanrl.errors import suggest
-from titanrl.protocols import FixedRow, Messages, Prompt, Step
+from titanrl.data.tokenizer import ChatTokenizer
+from titanrl.errors import did_you_mean
+from titanrl.protocols import Example, Messages, ProcessStep, Prompt
 
-__all__ = ["EncodedRow", "encode_row"]
+__all__ = ["TokenizedExample", "encode_row"]
 
 
-class EncodedRow(NamedTuple):
+class TokenizedExample(NamedTuple):
     """One row of token ids; what follows the last trained one is left out."""
 
     ids: list[int]
@@ -27,7 +27,7 @@ class EncodedRow(NamedTuple):
     """Number of the value head that the labels are about, -1: the weighted sum; None: there is one head."""
 
 
-def encode_row(row: FixedRow, tokens: Tokens, heads: Sequence[str] = ()) -> EncodedRow:
+def encode_row(row: Example, tokens: ChatTokenizer, heads: Sequence[str] = ()) -> TokenizedExample:
     """Returns the row's ids: its prompt as a sampler would see it, then what is trained.
 
     Args:
@@ -40,7 +40,7 @@ def encode_row(row: FixedRow, tokens: Tokens, heads: Sequence[str] = ()) -> Enco
     labels: dict[int, float] = {}
     if isinstance(row.response, str):
         ids, trained = _text(row.prompt, row.response, tokens)
-    elif isinstance(row.response[0], Step):
+    elif isinstance(row.response[0], ProcessStep):
         ids, trained, labels = _steps(row.prompt, row.response, tokens)
     else:
         assert not isinstance(row.prompt, str)
@@ -48,19 +48,21 @@ def encode_row(row: FixedRow, tokens: Tokens, heads: Sequence[str] = ()) -> Enco
     if not any(trained):
         raise ValueError("holds no token to train on; remove it, or check the chat template.")
     length = len(trained) - trained[::-1].index(True)
-    return EncodedRow(ids[:length], trained[:length], dict(row.scalars), labels, _head_id(row.head, heads))
+    return TokenizedExample(
+        ids[:length], trained[:length], dict(row.scalars), labels, _head_id(row.head, heads)
+    )
 
 
 def _head_id(name: str, heads: Sequence[str]) -> int | None:
     if name and name not in heads:
         raise ValueError(
             f"head must be one of [model] heads ({', '.join(heads) or 'none'}), got {name!r}"
-            f"{suggest(name, heads) or '; name it there.'}"
+            f"{did_you_mean(name, heads) or '; name it there.'}"
         )
     return (heads.index(name) if name else -1) if heads else None
 
 
-def _text(prompt: Messages | str, response: str, tokens: Tokens) -> tuple[list[int], list[bool]]:
+def _text(prompt: Messages | str, response: str, tokens: ChatTokenizer) -> tuple[list[int], list[bool]]:
     before = tokens.encode(Prompt(prompt))
     after = tokens.encode_text(response)
     # An end token that the text holds already is not doubled; an id may be 0.
@@ -70,7 +72,7 @@ def _text(prompt: Messages | str, response: str, tokens: Tokens) -> tuple[list[i
 
 
 def _steps(
-    prompt: Messages | str, steps: Sequence[Step], tokens: Tokens
+    prompt: Messages | str, steps: Sequence[ProcessStep], tokens: ChatTokenizer
 ) -> tuple[list[int], list[bool], dict[int, float]]:
     ids, labels = tokens.encode(Prompt(prompt)), {}
     for step in steps:
@@ -81,10 +83,10 @@ def _steps(
     return ids, [place in labels for place in range(len(ids))], labels
 
 
-def _chat(prompt: Messages, response: Messages, tokens: Tokens) -> tuple[list[int], list[bool]]:
+def _chat(prompt: Messages, response: Messages, tokens: ChatTokenizer) -> tuple[list[int], list[bool]]:
     messages = [*prompt, *response]
     text = tokens.render(messages)
-    spans = tokens.generated_spans(messages)
+    spans = tokens.assistant_spans(messages)
     if spans is None:
         turns = [index for index in range(len(prompt), len(messages)) if _answers(messages[index])]
         spans = [_turn(messages, index, text, tokens) for index in turns]
@@ -114,7 +116,9 @@ def _answers(message: Mapping[str, str]) -> bool:
     return message["role"] == "assistant"
 
 
-def _turn(messages: Sequence[dict[str, str]], index: int, text: str, tokens: Tokens) -> tuple[int, int]:
+def _turn(
+    messages: Sequence[dict[str, str]], index: int, text: str, tokens: ChatTokenizer
+) -> tuple[int, int]:
     """Returns where the assistant's turn begins and ends in the rendered conversation."""
     start = tokens.render(messages[:index], add_generation_prompt=True)
     end = tokens.render(messages[: index + 1])

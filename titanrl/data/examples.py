@@ -7,32 +7,32 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from titanrl.data.encode import EncodedRow, encode_row
+from titanrl.data.encode import TokenizedExample, encode_row
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
-from titanrl.data.order import Order
+from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
-from titanrl.protocols import DataSettings, DataSource, FixedRow
+from titanrl.protocols import DataSettings, DataSource, Example
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.data.tokenizer import Tokens
+    from titanrl.data.tokenizer import ChatTokenizer
 
-__all__ = ["DataFeed", "Drawn", "Scan", "held_out_data", "open_data", "training_data"]
+__all__ = ["ExampleLoader", "ExampleBatch", "DatasetReport", "held_out_data", "open_data", "training_data"]
 
 SHOWN = 10
 """Bad examples that a message shows; the others it counts."""
 
 
-class Drawn(NamedTuple):
+class ExampleBatch(NamedTuple):
     """What a step takes of the data."""
 
-    groups: list[list[EncodedRow]]
+    groups: list[list[TokenizedExample]]
     """The rows of each example."""
     dropped: int
     """Examples that were left out before these were found, because they are too long."""
 
 
-class Scan(NamedTuple):
+class DatasetReport(NamedTuple):
     """What a data source holds."""
 
     problems: list[str]
@@ -45,7 +45,7 @@ class Scan(NamedTuple):
     """How many of those tokens are trained on."""
 
 
-class DataFeed:
+class ExampleLoader:
     """Walks a data source in a new order each epoch; the order is a function of (seed, position) alone.
 
     Args:
@@ -61,7 +61,7 @@ class DataFeed:
     def __init__(
         self,
         settings: DataSettings,
-        encode: Callable[[FixedRow], EncodedRow],
+        encode: Callable[[Example], TokenizedExample],
         *,
         seed: int,
         seq_len: int,
@@ -73,7 +73,7 @@ class DataFeed:
             raise ConfigError(f"[{table}] holds no example; name a source with at least one.")
         self._encode, self._seq_len, self._table = encode, seq_len, table
         self._read = partial(_read, self.source, encode)
-        self.loader = Loader(self._read, Order(len(self.source), seed=seed), workers)
+        self.loader = Loader(self._read, IndexSampler(len(self.source), seed=seed), workers)
         """Where the feed stands, for checkpoints."""
 
     def check(self, count: int | None = None) -> None:
@@ -88,7 +88,7 @@ class DataFeed:
             more = [f"and {hidden} more examples."] if hidden > 0 else []
             raise ConfigError("\n".join([*problems[:SHOWN], *more]))
 
-    def scan(self, count: int | None = None) -> Scan:
+    def scan(self, count: int | None = None) -> DatasetReport:
         """Returns what every example is like; the first ``count``, or all, are tokenized for it."""
         problems: list[str] = []
         row_tokens: list[int] = []
@@ -109,21 +109,21 @@ class DataFeed:
                     problems.append(self._too_long(index, longest))
                 else:
                     dropped += 1
-        return Scan(problems, dropped, row_tokens, trained)
+        return DatasetReport(problems, dropped, row_tokens, trained)
 
-    def take(self, count: int) -> Drawn:
+    def next_batch(self, count: int) -> ExampleBatch:
         """Returns the next ``count`` examples that fit."""
         found = list(islice(self._fitting(self.loader), count))
-        return Drawn([rows for rows, _ in found], sum(dropped for _, dropped in found))
+        return ExampleBatch([rows for rows, _ in found], sum(dropped for _, dropped in found))
 
-    def walk(self, count: int | None = None) -> Iterator[list[EncodedRow]]:
+    def iterate_once(self, count: int | None = None) -> Iterator[list[TokenizedExample]]:
         """Yields the rows of the first ``count`` examples that fit, or of all, as the source has them."""
         examples = ((index, self._read(index)) for index in range(len(self.source)))
         return (rows for rows, _ in islice(self._fitting(examples), count))
 
     def _fitting(
-        self, examples: Iterable[tuple[int, list[EncodedRow]]]
-    ) -> Iterator[tuple[list[EncodedRow], int]]:
+        self, examples: Iterable[tuple[int, list[TokenizedExample]]]
+    ) -> Iterator[tuple[list[TokenizedExample], int]]:
         """Yields the rows of each example that fits, and how many were dropped since the one before."""
         dropped = 0
         for index, rows in examples:
@@ -136,7 +136,7 @@ class DataFeed:
             if self.settings.too_long == "refuse" or dropped >= 2 * len(self.source):
                 raise ConfigError(self._too_long(index, longest))
 
-    def _longest(self, rows: Sequence[EncodedRow]) -> int:
+    def _longest(self, rows: Sequence[TokenizedExample]) -> int:
         return max(len(row.ids) for row in rows)
 
     def _too_long(self, index: int, longest: int) -> str:
@@ -151,7 +151,9 @@ class DataFeed:
         return self.loader.position / len(self.source)
 
 
-def _read(source: DataSource, encode: Callable[[FixedRow], EncodedRow], index: int) -> list[EncodedRow]:
+def _read(
+    source: DataSource, encode: Callable[[Example], TokenizedExample], index: int
+) -> list[TokenizedExample]:
     try:
         return [encode(row) for row in source[index]]
     except ConfigError:
@@ -160,7 +162,7 @@ def _read(source: DataSource, encode: Callable[[FixedRow], EncodedRow], index: i
         raise ConfigError(f"{source.place(index)}: {error}") from error
 
 
-def training_data(experiment: Experiment, tokens: Tokens) -> DataFeed:
+def training_data(experiment: Experiment, tokens: ChatTokenizer) -> ExampleLoader:
     """Returns the data of training, checked."""
     assert experiment.data is not None
     workers = Workers(experiment.loop.data_workers, ahead=experiment.loop.prompts_per_step)
@@ -169,7 +171,7 @@ def training_data(experiment: Experiment, tokens: Tokens) -> DataFeed:
     return feed
 
 
-def held_out_data(experiment: Experiment, tokens: Tokens) -> DataFeed | None:
+def held_out_data(experiment: Experiment, tokens: ChatTokenizer) -> ExampleLoader | None:
     """Returns the data on which a validation takes the loss, as much as it takes checked; None: it takes
     none."""
     evaluation = experiment.evaluation
@@ -181,16 +183,16 @@ def held_out_data(experiment: Experiment, tokens: Tokens) -> DataFeed | None:
 
 
 def open_data(
-    experiment: Experiment, settings: DataSettings, tokens: Tokens, *, table: str,
+    experiment: Experiment, settings: DataSettings, tokens: ChatTokenizer, *, table: str,
     workers: Workers = NO_WORKERS,
-) -> DataFeed:  # fmt: skip
+) -> ExampleLoader:  # fmt: skip
     """Returns a feed of one source of the experiment, unchecked.
 
     Args:
         table: where the source stands. workers: who reads.
     """
     encode = partial(encode_row, tokens=tokens, heads=tuple(experiment.model.heads))
-    return DataFeed(
+    return ExampleLoader(
         settings, encode, seed=experiment.run.seed, seq_len=experiment.training.seq_len, table=table,
         workers=workers,
     )  # fmt: skip

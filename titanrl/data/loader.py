@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from titanrl.data.order import Order
+from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
 
 __all__ = ["NO_WORKERS", "Loader", "Workers"]
@@ -42,7 +42,9 @@ class Loader(Generic[Example]):
         order: of the indices.
     """
 
-    def __init__(self, read: Callable[[int], Example], order: Order, workers: Workers = NO_WORKERS) -> None:
+    def __init__(
+        self, read: Callable[[int], Example], order: IndexSampler, workers: Workers = NO_WORKERS
+    ) -> None:
         self._order, (number, ahead) = order, workers
         with warnings.catch_warnings():
             # torchdata 0.11 calls what torch 2.13 deprecates.

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Order"]
+__all__ = ["IndexSampler"]
 
 
-class Order:
+class IndexSampler:
     """Yields indices below ``size``, in a new order each epoch: a function of (seed, position) alone.
 
     Args:
@@ -22,7 +22,7 @@ class Order:
         """Indices taken so far."""
         self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.int64)
 
-    def __iter__(self) -> Order:
+    def __iter__(self) -> IndexSampler:
         return self
 
     def __next__(self) -> int:

@@ -7,18 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
-from titanrl.data.order import Order
+from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
-from titanrl.protocols import Prompt, PromptRow, PromptSource
+from titanrl.protocols import Prompt, PromptSource, RolloutRequest
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.data.tokenizer import Tokens
+    from titanrl.data.tokenizer import ChatTokenizer
 
-__all__ = ["PromptFeed", "held_out_prompts", "prompt_feed", "training_prompts"]
+__all__ = ["PromptLoader", "held_out_prompts", "prompt_feed", "training_prompts"]
 
 
-class PromptFeed:
+class PromptLoader:
     """Walks a prompt source in a new order each epoch; the order is a function of (seed, position) alone.
 
     Args:
@@ -44,17 +44,17 @@ class PromptFeed:
         if len(source) == 0:
             raise ConfigError(f"[{table}] holds no prompt; name a source with at least one.")
         self.source, self._table, self._max_prompt_tokens = source, table, max_prompt_tokens
-        order = Order(len(source), seed=seed, shuffle=shuffle)
+        order = IndexSampler(len(source), seed=seed, shuffle=shuffle)
         self.loader = Loader(partial(_read, source, encode, table), order, workers)
         """Where the feed stands, for checkpoints."""
 
-    def take(self, count: int, samples: int, first_group: int = 0) -> list[PromptRow]:
+    def next_batch(self, count: int, samples: int, first_group: int = 0) -> list[RolloutRequest]:
         """Returns ``count * samples`` rows: the next ``count`` prompts, each for ``samples`` answers.
 
         Args:
             first_group: number of the first of these groups in its step; it enters the samples' seeds.
         """
-        rows: list[PromptRow] = []
+        rows: list[RolloutRequest] = []
         for group in range(first_group, first_group + count):
             index, (ids, text, answer) = next(self.loader)
             if len(ids) > self._max_prompt_tokens:
@@ -64,7 +64,7 @@ class PromptFeed:
                     f"[sampler] max_response_tokens; raise seq_len or drop the prompt."
                 )
             rows += [
-                PromptRow(prompt_ids=ids, group=group, sample=sample, text=text, answer=answer)
+                RolloutRequest(prompt_ids=ids, group=group, sample=sample, text=text, answer=answer)
                 for sample in range(samples)
             ]
         return rows
@@ -84,14 +84,14 @@ def _read(
         raise ConfigError(f"[{table}] prompt {index} {error}") from error
 
 
-def training_prompts(experiment: Experiment, tokens: Tokens) -> PromptFeed:
+def training_prompts(experiment: Experiment, tokens: ChatTokenizer) -> PromptLoader:
     """Returns the prompts to which training samples answers, shuffled."""
     assert experiment.prompts is not None
     workers = Workers(experiment.loop.data_workers, ahead=experiment.loop.prompts_per_step)
     return prompt_feed(experiment, experiment.prompts.open(), tokens, table="prompts", workers=workers)
 
 
-def held_out_prompts(experiment: Experiment, tokens: Tokens) -> PromptFeed | None:
+def held_out_prompts(experiment: Experiment, tokens: ChatTokenizer) -> PromptLoader | None:
     """Returns the prompts that a validation asks, as their source has them; None: it asks none."""
     evaluation = experiment.evaluation
     if evaluation is None or evaluation.prompts is None:
@@ -103,12 +103,12 @@ def held_out_prompts(experiment: Experiment, tokens: Tokens) -> PromptFeed | Non
 def prompt_feed(
     experiment: Experiment,
     source: PromptSource,
-    tokens: Tokens,
+    tokens: ChatTokenizer,
     *,
     table: str,
     shuffle: bool = True,
     workers: Workers = NO_WORKERS,
-) -> PromptFeed:
+) -> PromptLoader:
     """Returns a feed of one source of the experiment, which leaves room for the answers.
 
     Args:
@@ -116,7 +116,7 @@ def prompt_feed(
     """
     assert experiment.sampler is not None
     room = experiment.training.seq_len - experiment.sampler.max_response_tokens
-    return PromptFeed(
+    return PromptLoader(
         source, tokens.encode, seed=experiment.run.seed, max_prompt_tokens=room, shuffle=shuffle,
         table=table, workers=workers,
     )  # fmt: skip

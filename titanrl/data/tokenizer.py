@@ -13,10 +13,10 @@ from titanrl.errors import ConfigError
 if TYPE_CHECKING:
     from titanrl.protocols import Prompt
 
-__all__ = ["Tokens"]
+__all__ = ["ChatTokenizer"]
 
 
-class Tokens:
+class ChatTokenizer:
     """The model's tokenizer with the chat template that the experiment settled on.
 
     Args:
@@ -74,7 +74,7 @@ class Tokens:
             raise ValueError(f"is refused by the chat template: {error}.") from error
         return str(text)
 
-    def generated_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
+    def assistant_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
         """Returns where the assistant's turns lie in ``render(messages)``, characters.
 
         None where the template has no {% generation %} marks.
@@ -104,7 +104,7 @@ class Tokens:
         """Returns a prompt as text, special tokens shown."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each token, spaces and special tokens as they stand in the whole."""
         # Some tokenizers drop the space before a token that stands alone, so each follows its predecessor.
         found, before = [], ""

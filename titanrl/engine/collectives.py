@@ -14,7 +14,14 @@ from titanrl.engine.bins import balance
 from titanrl.errors import TrainingError
 from titanrl.ops.prefix import group_tokens
 
-__all__ = ["agree", "from_first", "gather", "gather_objects", "share", "total"]
+__all__ = [
+    "broadcast_object",
+    "broadcast_from_leader",
+    "gather",
+    "gather_objects",
+    "shard_batch",
+    "all_reduce_sums",
+]
 
 T = TypeVar("T")
 
@@ -59,13 +66,15 @@ def gather_objects(items: Sequence[Any], group: dist.ProcessGroup | None, degree
     return [item for part in parts for item in part]
 
 
-def total(counts: Mapping[str, float], group: dist.ProcessGroup | None, degree: int) -> dict[str, float]:
+def all_reduce_sums(
+    counts: Mapping[str, float], group: dist.ProcessGroup | None, degree: int
+) -> dict[str, float]:
     """Returns the sum of each count over all ranks, which hold the same names."""
     parts = gather_objects([counts], group, degree)
     return {name: sum(part[name] for part in parts) for name in counts}
 
 
-def agree(value: Any) -> Any:
+def broadcast_object(value: Any) -> Any:
     """Returns the first rank's ``value`` on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
@@ -74,7 +83,7 @@ def agree(value: Any) -> Any:
     return box[0]
 
 
-def from_first(groups: Sequence[dist.ProcessGroup], ask: Callable[[], T]) -> T:
+def broadcast_from_leader(groups: Sequence[dist.ProcessGroup], ask: Callable[[], T]) -> T:
     """Returns on every rank what ``ask`` returns on the first of those that hold the same rows.
 
     So a server is asked once, and what is random or late is the same for all of them.
@@ -105,7 +114,7 @@ def from_first(groups: Sequence[dist.ProcessGroup], ask: Callable[[], T]) -> T:
     return found  # type: ignore[no-any-return]
 
 
-def share(batch: TensorDict, rank: int, degree: int) -> TensorDict:
+def shard_batch(batch: TensorDict, rank: int, degree: int) -> TensorDict:
     """Returns the rows of ``batch`` that ``rank`` trains on: whole groups, balanced by distinct tokens."""
     if degree == 1:
         return batch

@@ -26,7 +26,7 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     Raises:
         ConfigError: no run, no checkpoint, no critic, or the folder exists.
     """
-    from titanrl.engine import Engine, EngineConfig, start
+    from titanrl.engine import Engine, EngineConfig, init_distributed
     from titanrl.engine.restore import load_weights
 
     checkpoint = checkpoint_of(run)
@@ -42,7 +42,7 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
                 "model by itself; drop --critic to write its policy."
             )
         config = replace(config, model=config.critic.path, head="value")
-    start()
+    init_distributed()
     engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))
     load_weights(engine.modules, checkpoint, critic=critic)
     # Of several ranks the first one writes.

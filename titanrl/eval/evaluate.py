@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titanrl.data.prompts import held_out_prompts
 from titanrl.errors import ConfigError
-from titanrl.eval.pass_at_k import best_of_k, majority, numbers_of_answers, pass_at_k
-from titanrl.rollout.generator import judged_answers, open_respondent
+from titanrl.eval.pass_at_k import best_of_k, k_values, maj_at_k, pass_at_k
+from titanrl.rollout.generator import generate_and_score, load_generator
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
-    from titanrl.data.prompts import PromptFeed
-    from titanrl.rollout.generator import Respondent
+    from titanrl.data.prompts import PromptLoader
+    from titanrl.rollout.generator import Generator
     from titanrl.training.session import Session
 
-__all__ = ["Estimate", "Verdict", "evaluate", "evaluate_model", "interval"]
+__all__ = ["MeanCI", "EvalResult", "evaluate", "evaluate_model", "interval"]
 
 Z95 = 1.959964
 
 
-class Estimate(NamedTuple):
+class MeanCI(NamedTuple):
     """A mean over prompts and its 95% interval."""
 
     mean: float
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
         return {key: value if math.isfinite(value) else None for key, value in self._asdict().items()}
 
 
-class Verdict(NamedTuple):
+class EvalResult(NamedTuple):
     """What a model is worth on held-out prompts."""
 
     model: str
@@ -48,20 +48,20 @@ class Verdict(NamedTuple):
     """Scores that are a reward's ``failure``, as it could not judge."""
     reasons: dict[str, str]
     """Label of each reward that failed -> why it did the first time."""
-    estimates: dict[str, Estimate]
+    estimates: dict[str, MeanCI]
     """By the name of the metric without ``eval/``; the score comes first."""
     scores: Sequence[float]
     """Of each prompt, the mean over its answers."""
     prompts: Sequence[Hashable]
     """What each is equal by."""
 
-    def less(self, other: Verdict) -> Estimate:
+    def less(self, other: EvalResult) -> MeanCI:
         """Returns the mean difference of the scores, prompt by prompt; both were asked the same prompts.
 
         Prompts that are hard for both cancel, so it is known better than either score.
         """
         values = [mine - its for mine, its in zip(self.scores, other.scores, strict=True)]
-        return Estimate(sum(values) / len(values), *_clustered_interval(values, self.prompts))
+        return MeanCI(sum(values) / len(values), *_clustered_interval(values, self.prompts))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -75,7 +75,7 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
 
     The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
     beside it. Several answers to each prompt also give ``eval/pass_at_<k>`` where the score is right or
-    wrong, ``eval/best_of_<k>`` by the [evaluation] selector, and ``eval/majority_of_<n>`` where the judge can
+    wrong, ``eval/best_of_<k>`` by the [evaluation] selector, and ``eval/maj_at_<n>`` where the judge can
     tell what an answer says; k are the powers of two and the number of answers.
     """
     assert session.held_out is not None
@@ -91,7 +91,7 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
     }
 
 
-def evaluate_model(experiment: Experiment, run: Path | None = None) -> Verdict:
+def evaluate_model(experiment: Experiment, run: Path | None = None) -> EvalResult:
     """Returns the held-out scores of a model that isn't trained, on every rank.
 
     Args:
@@ -101,28 +101,28 @@ def evaluate_model(experiment: Experiment, run: Path | None = None) -> Verdict:
     Raises:
         ConfigError: there are no held-out prompts, or no whole checkpoint.
     """
-    from titanrl.engine import start
+    from titanrl.engine import init_distributed
 
     if experiment.evaluation is None or experiment.evaluation.prompts is None:
         raise ConfigError(
             "[evaluation.prompts] is missing; evaluate a file with held-out prompts, [sampler] and "
             "[[reward]], and name the model or run that it shall judge by --model."
         )
-    start()
-    with closing(open_respondent(experiment, run)) as host:
+    init_distributed()
+    with closing(load_generator(experiment, run)) as host:
         held_out = held_out_prompts(experiment, host.tokens)
         assert held_out is not None
         verdict = _verdict(host, held_out)
     return verdict if run is None else verdict._replace(model=str(run))
 
 
-def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
+def _verdict(host: Session[Any] | Generator, held_out: PromptLoader) -> EvalResult:
     settings, rewards = host.experiment.evaluation, host.experiment.reward
     assert settings is not None
     samples = settings.samples_per_prompt
     held_out.loader.load_state_dict({"position": 0})
-    rows = held_out.take(min(settings.num_prompts, len(held_out.source)), samples)
-    judged = judged_answers(
+    rows = held_out.next_batch(min(settings.num_prompts, len(held_out.source)), samples)
+    judged = generate_and_score(
         host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
     )  # fmt: skip
@@ -130,14 +130,14 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
     groups = [answers[start : start + samples] for start in range(0, len(answers), samples)]
     prompts = [tuple(row.prompt_ids) for row in rows[::samples]]
 
-    def estimate(values: Sequence[float]) -> Estimate:
-        return Estimate(sum(values) / len(values), *interval(values, prompts))
+    def estimate(values: Sequence[float]) -> MeanCI:
+        return MeanCI(sum(values) / len(values), *interval(values, prompts))
 
     judge = next(each for each in rewards if settings.reward in (None, each.label))
     scores = [[answer.rewards[judge.label] for answer in group] for group in groups]
     means_of_prompts = [sum(each) / samples for each in scores]
     found = {"score": estimate(means_of_prompts)}
-    numbers = numbers_of_answers(samples) if samples > 1 else []
+    numbers = k_values(samples) if samples > 1 else []
     if all(score in (0.0, 1.0) for each in scores for score in each):
         for k in numbers:
             found[f"pass_at_{k}"] = estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
@@ -148,14 +148,14 @@ def _verdict(host: Session[Any] | Respondent, held_out: PromptFeed) -> Verdict:
             found[f"best_of_{k}"] = estimate(chosen)
     if numbers and hasattr(judge.component, "answer_of"):
         votes = [[judge.component.answer_of(answer.text) for answer in group] for group in groups]
-        won = [majority(*each) for each in zip(votes, scores, strict=True)]
-        found[f"majority_of_{samples}"] = estimate(won)
+        won = [maj_at_k(*each) for each in zip(votes, scores, strict=True)]
+        found[f"maj_at_{samples}"] = estimate(won)
     for label in (each.label for each in rewards):
         means = [sum(answer.rewards[label] for answer in group) / samples for group in groups]
         found[f"reward_{label}_mean"] = estimate(means)
     tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
     found["response_tokens_mean"] = estimate(tokens)
-    return Verdict(
+    return EvalResult(
         host.experiment.model.path, len(groups), judged.failures, judged.reasons, found,
         means_of_prompts, prompts,
     )  # fmt: skip

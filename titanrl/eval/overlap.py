@@ -11,12 +11,12 @@ from titanrl.protocols import Prompt
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.protocols import FixedRow
+    from titanrl.protocols import Example
 
-__all__ = ["Compared", "compare"]
+__all__ = ["Overlap", "compare"]
 
 
-class Compared(NamedTuple):
+class Overlap(NamedTuple):
     """What a table of held-out examples holds."""
 
     table: str
@@ -37,7 +37,7 @@ class Compared(NamedTuple):
         )
 
 
-def compare(experiment: Experiment) -> Iterator[Compared]:
+def compare(experiment: Experiment) -> Iterator[Overlap]:
     """Yields what each held-out table holds, compared with all that is trained on; loads no model.
 
     Examples are the same if they ask the same, whatever the system message and the answer.
@@ -54,7 +54,7 @@ def compare(experiment: Experiment) -> Iterator[Compared]:
         settings = getattr(evaluation, name)
         if settings is not None:
             held_out, count = _questions(settings, evaluation.num_prompts)
-            yield Compared(
+            yield Overlap(
                 f"evaluation.{name}", count, len(held_out), len(held_out & trained), training, examples
             )
 
@@ -75,7 +75,7 @@ def _questions(settings: Any, most: int | None = None) -> tuple[set[str], int]:
     return found, count
 
 
-def _question(example: Prompt | tuple[FixedRow, ...]) -> str:
+def _question(example: Prompt | tuple[Example, ...]) -> str:
     """Returns all that comes before the first answer, without a system message."""
     if isinstance(example, Prompt):
         asked: Any = example.messages

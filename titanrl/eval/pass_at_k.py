@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-__all__ = ["best_of_k", "majority", "numbers_of_answers", "pass_at_k"]
+__all__ = ["best_of_k", "maj_at_k", "k_values", "pass_at_k"]
 
 
-def numbers_of_answers(samples: int) -> list[int]:
+def k_values(samples: int) -> list[int]:
     """Returns the k for which k of ``samples`` answers are looked at: powers of two from 2, and all."""
     return [*(2**power for power in range(1, samples.bit_length()) if 2**power < samples), samples]
 
@@ -41,7 +41,7 @@ def best_of_k(values: Sequence[float], scores: Sequence[float], k: int) -> float
     return sum(score * math.comb(n - i, k - 1) for i, score in enumerate(ranked, 1)) / math.comb(n, k)
 
 
-def majority(votes: Sequence[Hashable | None], scores: Sequence[float]) -> float:
+def maj_at_k(votes: Sequence[Hashable | None], scores: Sequence[float]) -> float:
     """Returns the mean score of the answers that voted for what most did; of several such, the mean of all.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from titanrl.algorithm.pairs import unequal_pairs
+from titanrl.algorithm.pairs import preference_pairs
 from titanrl.engine import collectives
 from titanrl.ops.sequence import at_last_trainable
 
@@ -56,7 +56,7 @@ def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
         better = torch.arange(0, len(score), 2)
         worse = better + 1
     elif "reward" in batch:
-        better, worse = unequal_pairs(batch["reward"], batch["group_id"]).unbind(1)
+        better, worse = preference_pairs(batch["reward"], batch["group_id"]).unbind(1)
     else:
         better = worse = torch.zeros(0, dtype=torch.int64)
     both = live[better] & live[worse]
@@ -65,7 +65,10 @@ def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
     if not len(better):
         return metrics
     gap, longer = score[better] - score[worse], length[better] - length[worse]
-    metrics |= {"eval/accuracy": _share_positive(gap), "eval/longer_accuracy": _share_positive(longer)}
+    metrics |= {
+        "eval/accuracy": _share_positive(gap),
+        "eval/length_baseline_accuracy": _share_positive(longer),
+    }
     norm = float(gap.norm() * longer.norm())
     if norm > 0:
         metrics["eval/length_correlation"] = float(gap @ longer) / norm

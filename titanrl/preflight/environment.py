@@ -11,10 +11,10 @@ from titanrl.config.experiment import Experiment
 from titanrl.errors import Problem
 from titanrl.registry import name_of
 
-__all__ = ["missing"]
+__all__ = ["missing_requirements"]
 
 
-def missing(experiment: Experiment) -> list[Problem]:
+def missing_requirements(experiment: Experiment) -> list[Problem]:
     """Returns a Problem for each thing that it needs and that is not there."""
     return [*_packages(experiment), *_compiler(experiment), *_trackers(experiment), *_gpu(experiment)]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from titanrl.config.experiment import Experiment
 
 if TYPE_CHECKING:
-    from titanrl.models.memory import Need
+    from titanrl.models.memory import MemoryEstimate
 
 __all__ = ["memory"]
 
 
-def memory(experiment: Experiment, world_size: int) -> list[Need]:
+def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
     """Returns the memory that the fullest of ``world_size`` ranks needs, part by part, without the sampler's.
 
     Args:
@@ -21,7 +21,7 @@ def memory(experiment: Experiment, world_size: int) -> list[Need]:
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import num_parameters
     from titanrl.models.hf_config import HFConfig
-    from titanrl.models.memory import BYTES, Model, Need, needs
+    from titanrl.models.memory import BYTES, MemoryEstimate, Model, estimate_memory
 
     training, critic = experiment.training, experiment.critic
     trained = {"policy": (experiment.model.path, experiment.optimizer)}
@@ -54,8 +54,8 @@ def memory(experiment: Experiment, world_size: int) -> list[Need]:
         reward = each.component
         if isinstance(reward, RewardModel) and reward.path is not None:
             size = num_parameters(reward.path) * BYTES[reward.dtype or "float32"]
-            rewards.append(Need(f"{each.label}: weights", size, is_on_host=bool(reward.offload)))
+            rewards.append(MemoryEstimate(f"{each.label}: weights", size, is_on_host=bool(reward.offload)))
             if reward.offload:
-                passing.append(Need(f"{each.label}: weights while it scores", size))
+                passing.append(MemoryEstimate(f"{each.label}: weights while it scores", size))
     mesh, checkpoint = experiment.parallelism, experiment.activation_checkpoint
-    return [*rewards, *needs(models, mesh, training, checkpoint, world_size, passing)]
+    return [*rewards, *estimate_memory(models, mesh, training, checkpoint, world_size, passing)]

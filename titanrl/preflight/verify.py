@@ -8,27 +8,27 @@ from pathlib import Path
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
-from titanrl.preflight.environment import missing
+from titanrl.preflight.environment import missing_requirements
 
-__all__ = ["verified", "verify"]
+__all__ = ["load_checked", "preflight"]
 
 
-def verified(file: Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Experiment:
+def load_checked(file: Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Experiment:
     """Returns the experiment of a file that nothing keeps from running here.
 
     Args:
-        overrides: ``a.b.c=value`` each, laid over it. world_size: as for ``verify``.
+        overrides: ``a.b.c=value`` each, laid over it. world_size: as for ``preflight``.
 
     Raises:
         ConfigError: with every mistake.
     """
     experiment = load(file, overrides)
-    if problems := verify(experiment, world_size):
+    if problems := preflight(experiment, world_size):
         raise ConfigError(problems, file=str(file))
     return experiment
 
 
-def verify(experiment: Experiment, world_size: int | None = None) -> list[Problem]:
+def preflight(experiment: Experiment, world_size: int | None = None) -> list[Problem]:
     """Returns what keeps a right experiment from running here.
 
     Args:
@@ -38,7 +38,7 @@ def verify(experiment: Experiment, world_size: int | None = None) -> list[Proble
         *_models(experiment),
         *_tokenizers(experiment),
         *_reward_models(experiment),
-        *missing(experiment),
+        *missing_requirements(experiment),
         *_files(experiment),
         *_sampler(experiment, world_size),
         *_meshes(experiment, world_size),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from titanrl.errors import SchemaError, suggest
+from titanrl.errors import SchemaError, did_you_mean
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -95,7 +95,7 @@ def check(batch: TensorDict, after: Stage, keys: Iterable[BatchKey] = ()) -> Non
         if key not in batch.keys(include_nested=True):
             known = [key_name(name) for name in KEYS]
             raise SchemaError(
-                f"batch lacks {key_name(key)!r} after stage {after!r}{suggest(key_name(key), known)}"
+                f"batch lacks {key_name(key)!r} after stage {after!r}{did_you_mean(key_name(key), known)}"
             )
     reached = STAGES[: STAGES.index(after) + 1]
     mask = batch["loss_mask"]

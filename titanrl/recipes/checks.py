@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titanrl.errors import ConfigError, Problem
-from titanrl.preflight.verify import verify
+from titanrl.preflight.verify import preflight
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -26,7 +26,7 @@ def check_pipeline(pipeline: Pipeline, folder: Path, world_size: int | None = No
     models and rows that have yet to be made are looked at when their turn comes.
 
     Args:
-        folder: of the pipeline's run. world_size: as for ``verify``.
+        folder: of the pipeline's run. world_size: as for ``preflight``.
 
     Raises:
         ConfigError: with every mistake of every stage.
@@ -36,7 +36,7 @@ def check_pipeline(pipeline: Pipeline, folder: Path, world_size: int | None = No
     told = []
     for stage in pipeline.stage:
         experiment = _seen(pipeline.experiment(stage, folder), like)
-        if problems := _known(verify(experiment, world_size), experiment, {*like, *rows}):
+        if problems := _known(preflight(experiment, world_size), experiment, {*like, *rows}):
             told.append(f"stage {stage.name!r}: {ConfigError(problems, file=stage.file)}")
         if stage.kind == "train":
             like[str(pipeline.output(stage, "model", folder))] = experiment.model.path
@@ -44,7 +44,7 @@ def check_pipeline(pipeline: Pipeline, folder: Path, world_size: int | None = No
             rows.add(str(pipeline.output(stage, "data", folder)))
     if pipeline.evaluate is not None:
         judge = pipeline.judge(pipeline.experiment(pipeline.stage[0], folder).model.path)
-        if problems := verify(judge, world_size):
+        if problems := preflight(judge, world_size):
             told.append(f"evaluate: {ConfigError(problems, file=pipeline.evaluate)}")
     if told:
         raise ConfigError("\n".join(told))

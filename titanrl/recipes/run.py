@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.config.dump import difference, to_table
 from titanrl.config.load import load
-from titanrl.engine import collectives, start
+from titanrl.engine import collectives, init_distributed
 from titanrl.engine.export import export_run
 from titanrl.errors import ConfigError
 from titanrl.eval.evaluate import evaluate_model
-from titanrl.preflight.verify import verify
+from titanrl.preflight.verify import preflight
 from titanrl.recipes.summary import StageResult, remark_of_data, remark_of_run, summarize
 from titanrl.report.folder import RunFolder, write_atomic
 from titanrl.rollout.rejection_sampling import collect
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
     from titanrl.recipes.settings import Pipeline, Stage
 
-__all__ = ["run_pipeline"]
+__all__ = ["run_recipe"]
 
 
-def run_pipeline(
+def run_recipe(
     pipeline: Pipeline,
     folder: Path,
     *,
@@ -52,7 +52,7 @@ def run_pipeline(
         ConfigError: a finished stage was another experiment than it is now, or what only a stage's model,
             data or machine reveal.
     """
-    start()
+    init_distributed()
     is_main = rank == 0
     results: list[StageResult] = []
     if pipeline.evaluate is not None:
@@ -89,7 +89,7 @@ def _once(
     holds: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any]:
     """Returns what ``marker`` has, if that still holds, or what ``work`` returns, and writes it there."""
-    written: dict[str, Any] | None = collectives.agree(
+    written: dict[str, Any] | None = collectives.broadcast_object(
         json.loads(marker.read_text("utf-8")) if marker.is_file() else None
     )
     if written is not None and holds(written):
@@ -119,7 +119,7 @@ def _judged(
 
 
 def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int) -> dict[str, Any]:
-    if problems := verify(experiment, world_size):
+    if problems := preflight(experiment, world_size):
         raise ConfigError(problems, file=stage.file)
     began = time.perf_counter()
     if stage.kind == "rft":
@@ -133,15 +133,15 @@ def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_
 def _train(experiment: Experiment, home: Path, is_main: bool) -> None:
     """Trains, or carries on training, and exports the model."""
     run, model = RunFolder(home / "run"), home / "model"
-    begun = collectives.agree(run.config.is_file())
+    begun = collectives.broadcast_object(run.config.is_file())
     if is_main and not begun:
         shutil.rmtree(run.path, ignore_errors=True)  # What a run left that ended before it began.
-    collectives.agree(None)
-    if not collectives.agree(model.exists()):
+    collectives.broadcast_object(None)
+    if not collectives.broadcast_object(model.exists()):
         train(experiment, resume=begun)
         gc.collect()
         export_run(run.path, model)
-    collectives.agree(None)  # The first rank has given the folder its name.
+    collectives.broadcast_object(None)  # The first rank has given the folder its name.
 
 
 def _refuse_another(experiment: Experiment, stage: Stage, home: Path) -> None:

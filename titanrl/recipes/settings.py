@@ -13,7 +13,7 @@ from titanrl.config.dump import inline
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load, read_toml
 from titanrl.config.merge import parse_value
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import ConfigError, did_you_mean
 from titanrl.registry.decode import decode
 
 __all__ = ["Pipeline", "Stage", "is_pipeline", "load_pipeline"]
@@ -87,7 +87,8 @@ class Pipeline:
             if name not in before:
                 known = ", ".join(before) or "none"
                 raise ConfigError(
-                    f"set: {match[0]} names no earlier stage{suggest(name, before) or ';'} earlier: {known}."
+                    f"set: {match[0]} names no earlier stage{did_you_mean(name, before) or ';'} "
+                    f"earlier: {known}."
                 )
             if output not in OUTPUTS[before[name].kind]:
                 leaves = ", ".join(f"{{{name}.{each}}}" for each in OUTPUTS[before[name].kind])
@@ -216,7 +217,7 @@ def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
         if name not in further or not rest:
             known = ", ".join(further)
             raise ConfigError(
-                f"--set {override!r} must begin with a stage and a dot{suggest(name, further) or ';'} "
+                f"--set {override!r} must begin with a stage and a dot{did_you_mean(name, further) or ';'} "
                 f"one of: {known}."
             )
         further[name].append(rest)

@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import ConfigError, did_you_mean
 
 __all__ = ["FOLDERS", "component_class", "kind_of", "kinds", "load", "name_of", "names", "register"]
 
@@ -49,7 +49,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """
     if kind not in _classes:
         raise ValueError(
-            f"unknown component kind {kind!r}{suggest(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
         )
 
     def decorate(cls: type[T]) -> type[T]:
@@ -79,7 +79,7 @@ def load(kind: str) -> None:
     """Imports every built-in component file of ``kind``, and once those of installed packages."""
     if kind not in FOLDERS:
         raise ConfigError(
-            f"unknown component kind {kind!r}{suggest(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
         )
     if kind not in _loaded:
         package = importlib.import_module(f"titanrl.components.{FOLDERS[kind]}")
@@ -116,7 +116,7 @@ def component_class(kind: str, name: str) -> type:
     except (KeyError, TypeError):
         known = names(kind)
         raise ConfigError(
-            f"unknown {kind} {name!r}{suggest(str(name), known) or ';'} known: {', '.join(known) or 'none'}."
+            f"unknown {kind} {name!r}{did_you_mean(str(name), known) or ';'} known: {', '.join(known) or 'none'}."
         ) from None
 
 

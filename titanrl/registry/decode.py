@@ -9,11 +9,11 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any
 
-from titanrl.errors import ConfigError, Problem, near, suggest
+from titanrl.errors import ConfigError, Problem, closest_matches, did_you_mean
 from titanrl.registry import component_class, names
-from titanrl.registry.values import leaf, shown, unknown_keys
+from titanrl.registry.values import decode_scalar, format_value, unknown_keys
 
-__all__ = ["Component", "Extended", "build", "decode", "element", "gather", "settable"]
+__all__ = ["Component", "Flattened", "build", "decode", "unwrap_optional", "decode_fields", "fields_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
+class Flattened:
     """Marks a dataclass whose table is a component's table with keys of its own beside.
 
     The component goes into the dataclass's ``field``. A key that both know is the component's.
@@ -60,47 +60,49 @@ def decode(hint: Any, value: Any) -> Any:
     Raises:
         ConfigError: with one Problem for each mistake.
     """
-    hint, marker = element(hint)
+    hint, marker = unwrap_optional(hint)
     if isinstance(marker, Component):
         return _component(marker.kind, value)
     if typing.get_origin(hint) is tuple and _is_table(item := typing.get_args(hint)[0]):
         if not isinstance(value, list):
-            raise ConfigError(Problem("", f"must be an array of tables, got {shown(value)}; use [[ ]]."))
-        return tuple(gather({str(i): (item, entry) for i, entry in enumerate(value)}).values())
-    if isinstance(marker, Extended):
+            raise ConfigError(
+                Problem("", f"must be an array of tables, got {format_value(value)}; use [[ ]].")
+            )
+        return tuple(decode_fields({str(i): (item, entry) for i, entry in enumerate(value)}).values())
+    if isinstance(marker, Flattened):
         return _extended(hint, marker, value)
     if is_dataclass(hint):
         return _table(typing.cast(type, hint), _as_table(value), "")
-    return leaf(hint, value)
+    return decode_scalar(hint, value)
 
 
-def element(hint: Any) -> tuple[Any, Component | Extended | None]:
+def unwrap_optional(hint: Any) -> tuple[Any, Component | Flattened | None]:
     """Returns a field's type without ``| None`` and its marker, if it has one."""
     if typing.get_origin(hint) in (typing.Union, UnionType):
         options = [option for option in typing.get_args(hint) if option is not NoneType]
         if len(options) == 1:
-            return element(options[0])
+            return unwrap_optional(options[0])
     if typing.get_origin(hint) is typing.Annotated:
         plain, *extras = typing.get_args(hint)
-        return plain, next((e for e in extras if isinstance(e, Component | Extended)), None)
+        return plain, next((e for e in extras if isinstance(e, Component | Flattened)), None)
     return hint, None
 
 
 @cache
-def settable(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+def fields_of(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     """Returns the keys of a dataclass's table: name -> (field, type)."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: (field, hints[field.name]) for field in fields(cls) if field.init}
 
 
 def _is_table(hint: Any) -> bool:
-    plain, marker = element(hint)
+    plain, marker = unwrap_optional(hint)
     return marker is not None or is_dataclass(plain)
 
 
 def _as_table(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(Problem("", f"must be a table, got {shown(value)}; give it keys."))
+        raise ConfigError(Problem("", f"must be a table, got {format_value(value)}; give it keys."))
     return value
 
 
@@ -115,27 +117,27 @@ def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
     name = rest.pop("name", None)
     known = names(kind)
     if name is None:
-        typed = near("name", rest)
+        typed = closest_matches("name", rest)
         hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
         raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
     if name not in known:
-        wrong = f"is no registered {kind}, got {shown(name)}{suggest(str(name), known) or ';'}"
+        wrong = f"is no registered {kind}, got {format_value(name)}{did_you_mean(str(name), known) or ';'}"
         raise ConfigError(Problem("", f"{wrong} known: {', '.join(known) or 'none'}.", "name"))
     return component_class(kind, name), rest
 
 
 def _table(cls: type, table: Mapping[str, Any], owner: str) -> Any:
-    known = settable(cls)
+    known = fields_of(cls)
     problems = unknown_keys(table, known, owner)
-    suggested = {name for key in table if key not in known for name in near(key, known)}
+    suggested = {name for key in table if key not in known for name in closest_matches(key, known)}
     problems += _missing(cls, set(table) | suggested)
     return _construct(cls, {key: (known[key][1], table[key]) for key in table if key in known}, problems)
 
 
-def _extended(cls: type, marker: Extended, value: Any) -> Any:
+def _extended(cls: type, marker: Flattened, value: Any) -> Any:
     component, table = _named(marker.kind, value)
-    inner = settable(component)
-    outer = {key: at for key, at in settable(cls).items() if key != marker.field and key not in inner}
+    inner = fields_of(component)
+    outer = {key: at for key, at in fields_of(cls).items() if key != marker.field and key not in inner}
     problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
     found: dict[str, Any] = {}
     try:
@@ -155,7 +157,7 @@ def _construct(
     """Returns ``cls(**decoded values)``, or raises all that is wrong with them."""
     decoded: dict[str, Any] = dict(found or {})
     try:
-        decoded |= gather(values)
+        decoded |= decode_fields(values)
     except ConfigError as error:
         problems = [*problems, *error.problems]
     if problems:
@@ -168,7 +170,7 @@ def _construct(
         raise ConfigError(Problem("", str(error))) from None
 
 
-def gather(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+def decode_fields(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Returns every value decoded; key -> (type, value) comes in."""
     decoded, problems = {}, []
     for key, (hint, value) in values.items():
@@ -187,6 +189,6 @@ def _missing(cls: type, given: set[str]) -> list[Problem]:
     message = "is missing; it has no default."
     return [
         Problem(name, message) if _is_table(hint) else Problem("", message, name)
-        for name, (field, hint) in settable(cls).items()
+        for name, (field, hint) in fields_of(cls).items()
         if name not in given and field.default is MISSING and field.default_factory is MISSING
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from titanrl.protocols.batch import key_name
-from titanrl.registry.decode import element
+from titanrl.registry.decode import unwrap_optional
 
 __all__ = ["allowed", "default_of", "first_line", "key_docs", "key_ranges", "needs", "reads", "type_name"]
 
@@ -41,7 +41,7 @@ def first_line(cls: type, *, keep_code: bool = False) -> str:
 
 def type_name(hint: Any) -> str:
     """Returns a field's type in the words of a TOML author."""
-    plain, marker = element(hint)
+    plain, marker = unwrap_optional(hint)
     if marker is not None:
         return f"table: {marker.kind}"
     origin, args = typing.get_origin(plain), typing.get_args(plain)

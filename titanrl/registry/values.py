@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.errors import ConfigError, Problem, did_you_mean
 
-__all__ = ["leaf", "shown", "unknown_keys"]
+__all__ = ["decode_scalar", "format_value", "unknown_keys"]
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -27,7 +27,7 @@ EXPECTED = {
 """Pydantic's error types in the words of TOML."""
 
 
-def leaf(hint: Any, value: Any) -> Any:
+def decode_scalar(hint: Any, value: Any) -> Any:
     """Returns ``value`` as the type ``hint``, which holds no table; only integers turn into floats.
 
     Raises:
@@ -46,7 +46,7 @@ def leaf(hint: Any, value: Any) -> Any:
         raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as messages show it, near to how TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -62,7 +62,11 @@ def unknown_keys(table: Mapping[str, Any], known: Iterable[str], owner: str = ""
     known = list(dict.fromkeys(known))
     listed = f"keys: {', '.join(known) or 'none'}."
     return [
-        Problem("", f"is not a key{owner}, got {shown(value)}{suggest(key, known) or ';'} {listed}", key)
+        Problem(
+            "",
+            f"is not a key{owner}, got {format_value(value)}{did_you_mean(key, known) or ';'} {listed}",
+            key,
+        )
         for key, value in table.items()
         if key not in known
     ]
@@ -78,6 +82,8 @@ def _worded(item: dict[str, Any]) -> Problem:
     if item["type"] == "literal_error":
         allowed = str(item["ctx"]["expected"])
         words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
-        return Problem("", f"must be {allowed}, got {shown(got)}{suggest(str(got), words) or '.'}")
+        return Problem(
+            "", f"must be {allowed}, got {format_value(got)}{did_you_mean(str(got), words) or '.'}"
+        )
     plain = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return Problem("", f"must be {EXPECTED.get(item['type'], plain)}, got {shown(got)}.")
+    return Problem("", f"must be {EXPECTED.get(item['type'], plain)}, got {format_value(got)}.")

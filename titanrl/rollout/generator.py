@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from titanrl.data.collate import assemble
-from titanrl.data.tokenizer import Tokens
+from titanrl.data.collate import collate_rollouts
+from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
-from titanrl.rollout.rewards import Failures, score_once
-from titanrl.rollout.sampling import sampled
+from titanrl.rollout.rewards import Failures, score_on_leader
+from titanrl.rollout.sampling import generate
 from titanrl.training.session import Session, start_sampler
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from titanrl.config.experiment import Experiment
     from titanrl.engine import Engine
-    from titanrl.protocols import PromptRow, Sampler
+    from titanrl.protocols import RolloutRequest, Sampler
 
-__all__ = ["Answer", "Judged", "Respondent", "judged_answers", "open_respondent"]
+__all__ = ["ScoredResponse", "ScoredRollouts", "Generator", "generate_and_score", "load_generator"]
 
 
-class Answer(NamedTuple):
+class ScoredResponse(NamedTuple):
     """One sampled answer and what it is worth."""
 
     text: str
@@ -39,10 +39,10 @@ class Answer(NamedTuple):
     """Label -> raw value."""
 
 
-class Judged(NamedTuple):
+class ScoredRollouts(NamedTuple):
     """Answers of all ranks."""
 
-    answers: list[Answer]
+    answers: list[ScoredResponse]
     failures: int
     """Scores that are a reward's ``failure``, as it could not judge."""
     reasons: dict[str, str]
@@ -50,12 +50,12 @@ class Judged(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Respondent:
+class Generator:
     """The live parts of a policy that answers and isn't trained, on this rank."""
 
     experiment: Experiment
     engine: Engine
-    tokens: Tokens
+    tokens: ChatTokenizer
     sampler: Sampler
 
     @property
@@ -72,7 +72,7 @@ class Respondent:
         self.engine.close()
 
 
-def open_respondent(experiment: Experiment, run: Path | None = None) -> Respondent:
+def load_generator(experiment: Experiment, run: Path | None = None) -> Generator:
     """Returns the policy of an experiment with its sampler, and without reference, teacher and critic.
 
     Args:
@@ -87,41 +87,41 @@ def open_respondent(experiment: Experiment, run: Path | None = None) -> Responde
 
     set_threads()
     torch.manual_seed(experiment.run.seed)
-    tokens = Tokens(experiment.model.path, experiment.model.chat_template)
+    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
     engine = Engine(replace(EngineConfig.of(experiment), critic=None, frozen={}))
     if run is not None:
         load_weights(engine.modules, checkpoint_of(run))
     sampler = start_sampler(experiment, engine, tokens)
     assert sampler is not None
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
-    return Respondent(experiment=experiment, engine=engine, tokens=tokens, sampler=sampler)
+    return Generator(experiment=experiment, engine=engine, tokens=tokens, sampler=sampler)
 
 
-def judged_answers(
-    host: Session[Any] | Respondent,
-    rows: Sequence[PromptRow],
+def generate_and_score(
+    host: Session[Any] | Generator,
+    rows: Sequence[RolloutRequest],
     *,
     step: int,
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
-) -> Judged:
+) -> ScoredRollouts:
     """Returns the answer to each of ``rows``, in order and on every rank; each rank judges its share.
 
     Args:
         temperature: omitted: the sampler's. greedy: take the likeliest token.
     """
-    kept, samples = sampled(host, rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
-    answers: list[tuple[int, Answer]] = []
+    kept, samples = generate(host, rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
+    answers: list[tuple[int, ScoredResponse]] = []
     failures = Failures({}, {})
     if kept:
         local = [rows[number] for number in kept]
-        batch = assemble(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scored = score_once(host.engine, batch, host.experiment.reward)
+        batch = collate_rollouts(local, samples, decode=host.tokens.decode, version=host.sampler.version)
+        scored = score_on_leader(host.engine, batch, host.experiment.reward)
         scores, failures = scored.scores, scored.failures
         labels = [each.label for each in host.experiment.reward]
         for index, sample in enumerate(samples):
-            answer = Answer(
+            answer = ScoredResponse(
                 text=batch["text", "response"][index],
                 tokens=len(sample.ids),
                 finish_reason=sample.finish_reason,
@@ -134,4 +134,4 @@ def judged_answers(
     found = dict(collectives.gather_objects(answers, group, degree))
     reasons = {label: why for each in reversed(failed) for label, why in each.reasons.items()}
     count = int(sum(sum(each.counts.values()) for each in failed))
-    return Judged([found[number] for number in range(len(rows))], count, reasons)
+    return ScoredRollouts([found[number] for number in range(len(rows))], count, reasons)

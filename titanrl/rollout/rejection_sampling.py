@@ -10,11 +10,11 @@ from rich.markup import escape
 
 from titanrl.config.dump import to_table
 from titanrl.data.loader import Workers
-from titanrl.data.prompts import PromptFeed, prompt_feed
-from titanrl.engine import collectives, start
+from titanrl.data.prompts import PromptLoader, prompt_feed
+from titanrl.engine import collectives, init_distributed
 from titanrl.errors import ConfigError
 from titanrl.report.progress import StepView
-from titanrl.rollout.generator import judged_answers, open_respondent
+from titanrl.rollout.generator import generate_and_score, load_generator
 from titanrl.rollout.rejection_sampling_folder import RFTFolder
 from titanrl.rollout.selection import select
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
-    from titanrl.rollout.generator import Respondent
+    from titanrl.rollout.generator import Generator
 
 __all__ = ["collect"]
 
@@ -44,14 +44,14 @@ def collect(experiment: Experiment, to: Path) -> Path:
         raise ConfigError("[rft] is missing; add it: it says what is sampled and which answers are kept.")
     assert experiment.prompts is not None
     folder = RFTFolder(to, settings.write, to_table(experiment))
-    start()
-    done = collectives.agree(folder.position())
+    init_distributed()
+    done = collectives.broadcast_object(folder.position())
     source = experiment.prompts.open()
     wanted = len(source) if settings.num_prompts is None else settings.num_prompts
     if wanted > len(source):
         raise ConfigError(f"[rft] num_prompts must be <= {len(source)}, the prompts there are, got {wanted}.")
     if done < wanted:
-        with closing(open_respondent(experiment)) as host:
+        with closing(load_generator(experiment)) as host:
             workers = Workers(experiment.loop.data_workers, ahead=settings.prompts_per_batch)
             feed = prompt_feed(
                 experiment, source, host.tokens, table="prompts", shuffle=False, workers=workers
@@ -59,11 +59,11 @@ def collect(experiment: Experiment, to: Path) -> Path:
             feed.loader.load_state_dict({"position": done})
             with closing(feed.loader):
                 _walk(host, feed, folder, range(done, wanted))
-    collectives.agree(None)  # No rank goes on before the first one has written everything.
+    collectives.broadcast_object(None)  # No rank goes on before the first one has written everything.
     return folder.rows
 
 
-def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range) -> None:
+def _walk(host: Generator, feed: PromptLoader, folder: RFTFolder, prompts: range) -> None:
     settings = host.experiment.rft
     assert settings is not None
     samples, size = settings.samples_per_prompt, settings.prompts_per_batch
@@ -76,8 +76,8 @@ def _walk(host: Respondent, feed: PromptFeed, folder: RFTFolder, prompts: range)
         for batch in batches:
             began = time.perf_counter()
             # Seeds follow from a prompt's number, so how prompts are cut into batches changes no answer.
-            rows = feed.take(len(batch), samples, first_group=batch.start)
-            answers, failed, found = judged_answers(host, rows, step=0, seed=host.seed)
+            rows = feed.next_batch(len(batch), samples, first_group=batch.start)
+            answers, failed, found = generate_and_score(host, rows, step=0, seed=host.seed)
             failures, reasons = failures + failed, found | reasons
             if not host.is_main:
                 continue

@@ -15,7 +15,7 @@ from titanrl.config.load import load
 from titanrl.errors import ConfigError
 from titanrl.report.folder import write_atomic
 from titanrl.report.jsonl import JsonLines, read_jsonl
-from titanrl.rollout.generator import Answer
+from titanrl.rollout.generator import ScoredResponse
 from titanrl.rollout.selection import Selection, identity
 
 __all__ = ["RFTFolder"]
@@ -74,7 +74,7 @@ class RFTFolder:
         for line in read_jsonl(self.prompts):
             self._add(line)
 
-    def write(self, index: int, answers: Sequence[Answer], selection: Selection) -> None:
+    def write(self, index: int, answers: Sequence[ScoredResponse], selection: Selection) -> None:
         """Writes what came of one prompt."""
         rows, prompts = self._files
         for row in selection.rows:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from titanrl.engine import Engine
     from titanrl.protocols import RewardFunction
 
-__all__ = ["Failures", "RewardTerm", "Scored", "read_by", "score_once", "score_rewards"]
+__all__ = ["Failures", "RewardTerm", "Scored", "read_by", "score_on_leader", "score_rewards"]
 
 
 class Failures(NamedTuple):
@@ -60,19 +60,19 @@ class RewardTerm(Protocol):
     @property
     def failure(self) -> float: ...
     @property
-    def deadline_seconds(self) -> float | None: ...
+    def timeout_seconds(self) -> float | None: ...
 
 
-def score_once(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
+def score_on_leader(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     """Returns what ``score_rewards`` returns; of ranks with the same rows the first asks. A collective."""
-    return collectives.from_first(engine.row_groups, lambda: score_rewards(batch, rewards))
+    return collectives.broadcast_from_leader(engine.row_groups, lambda: score_rewards(batch, rewards))
 
 
 def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     """Returns ``{("rewards", label): [N], "reward": [N]}``, float32 and finite, what failed where and why.
 
     ``reward = sum_k weight_k r_k``; the others are unweighted. A function that raises (BaseException too),
-    returns something else than N numbers, or takes longer than its deadline_seconds for the batch is asked
+    returns something else than N numbers, or takes longer than its timeout_seconds for the batch is asked
     row by row, with the same deadline for each: a row on which it fails scores ``failure`` and the reason is
     kept, the others keep their scores. Rewards that keep their own deadlines say which rows failed through a
     method ``scores``: there the reason, or None, stands in the place of a number. A reward that reads another
@@ -150,7 +150,7 @@ def _why_none(score: float | str | None) -> str:
 
 def _whole_or_by_rows(term: RewardTerm, batch: TensorDict, runner: _Runner) -> list[float | str]:
     rows = batch.shape[0]
-    found = _scores(runner.call(term.component, batch, term.deadline_seconds), rows)
+    found = _scores(runner.call(term.component, batch, term.timeout_seconds), rows)
     if isinstance(found, list):
         return found
     if rows <= 1:
@@ -191,7 +191,7 @@ class _Runner:
         except queue.Empty:
             self._leave()
             self._start()
-            return _Failure(f"took longer than its deadline_seconds, {seconds:g}")
+            return _Failure(f"took longer than its timeout_seconds, {seconds:g}")
 
     def _leave(self) -> None:
         # Python code notices this at its next instruction; C code and sleeps only when they return.

@@ -9,14 +9,14 @@ from titanrl.engine import collectives
 from titanrl.engine.bins import balance
 
 if TYPE_CHECKING:
-    from titanrl.protocols import PromptRow, Sample
-    from titanrl.rollout.generator import Respondent
+    from titanrl.protocols import Completion, RolloutRequest
+    from titanrl.rollout.generator import Generator
     from titanrl.training.session import Session
 
-__all__ = ["deal", "sampled"]
+__all__ = ["shard_prompts", "generate"]
 
 
-def deal(rows: Sequence[PromptRow], count: int, longest: int) -> list[list[int]]:
+def shard_prompts(rows: Sequence[RolloutRequest], count: int, longest: int) -> list[list[int]]:
     """Returns the numbers of the rows in each of ``count`` shares: whole groups in order, balanced by tokens.
 
     A group weighs its prompt and one longest answer, as lengths of answers are not known yet: it lands in one
@@ -35,15 +35,15 @@ def deal(rows: Sequence[PromptRow], count: int, longest: int) -> list[list[int]]
     ]
 
 
-def sampled(
-    host: Session | Respondent,
-    rows: Sequence[PromptRow],
+def generate(
+    host: Session | Generator,
+    rows: Sequence[RolloutRequest],
     *,
     step: int,
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
-) -> tuple[list[int], list[Sample]]:
+) -> tuple[list[int], list[Completion]]:
     """Returns the numbers of the rows that this rank goes on with, and an answer for each; a collective.
 
     Data-parallel ranks go on with different rows. Where the ranks of an engine are others than those with
@@ -55,7 +55,7 @@ def sampled(
     engine, settings = host.engine, host.experiment.sampler
     assert settings is not None
     size = host.sampler.ranks_per_engine
-    shares = deal(rows, engine.world_size // size, settings.max_response_tokens)
+    shares = shard_prompts(rows, engine.world_size // size, settings.max_response_tokens)
     mine = shares[engine.rank // size]
     samples = host.sampler.sample(
         [rows[number] for number in mine], step=step, seed=seed, temperature=temperature, greedy=greedy
@@ -63,5 +63,5 @@ def sampled(
     if size == engine.tensor_parallel_degree and size * engine.dp_degree == engine.world_size:
         return mine, samples
     found = dict(collectives.gather_objects(list(zip(mine, samples, strict=True)), None, engine.world_size))
-    kept = deal(rows, engine.dp_degree, settings.max_response_tokens)[engine.dp_rank]
+    kept = shard_prompts(rows, engine.dp_degree, settings.max_response_tokens)[engine.dp_rank]
     return kept, [found[number] for number in kept]

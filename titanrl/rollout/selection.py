@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from titanrl.config.rft import RFT
     from titanrl.protocols import Messages
-    from titanrl.rollout.generator import Answer
+    from titanrl.rollout.generator import ScoredResponse
 
 __all__ = ["Selection", "identity", "select"]
 
@@ -24,7 +24,9 @@ class Selection(NamedTuple):
     """Why answers were not written: unfinished, length, least, reward, duplicate, surplus -> how many."""
 
 
-def select(settings: RFT, prompt: Messages | str, answers: Sequence[Answer], seen: set[str]) -> Selection:
+def select(
+    settings: RFT, prompt: Messages | str, answers: Sequence[ScoredResponse], seen: set[str]
+) -> Selection:
     """Returns what is kept of the answers to one prompt, the best first, equally good ones in their order.
 
     Args:
@@ -65,25 +67,25 @@ def _stripped(text: Any) -> Any:
     return text.strip() if isinstance(text, str) else [_stripped(message["content"]) for message in text]
 
 
-def _value(settings: RFT, answer: Answer) -> float:
+def _value(settings: RFT, answer: ScoredResponse) -> float:
     return answer.reward if settings.reward is None else answer.rewards[settings.reward]
 
 
-def _why_unusable(settings: RFT, answer: Answer) -> str:
+def _why_unusable(settings: RFT, answer: ScoredResponse) -> str:
     if answer.finish_reason != 0 and not settings.unfinished:
         return "unfinished"
     too_long = settings.max_tokens is not None and answer.tokens > settings.max_tokens
     return "length" if too_long or answer.tokens < settings.min_tokens else ""
 
 
-def _why_unworthy(settings: RFT, answer: Answer) -> str:
+def _why_unworthy(settings: RFT, answer: ScoredResponse) -> str:
     if any(answer.rewards[label] < least for label, least in settings.least.items()):
         return "least"
     return "reward" if _value(settings, answer) < settings.min_reward else ""
 
 
 def _completions(
-    settings: RFT, prompt: Messages | str, good: Sequence[Answer], usable: Sequence[Answer]
+    settings: RFT, prompt: Messages | str, good: Sequence[ScoredResponse], usable: Sequence[ScoredResponse]
 ) -> Iterator[dict[str, Any]]:
     del usable
     for answer in good:
@@ -92,7 +94,7 @@ def _completions(
 
 
 def _pairs(
-    settings: RFT, prompt: Messages | str, good: Sequence[Answer], usable: Sequence[Answer]
+    settings: RFT, prompt: Messages | str, good: Sequence[ScoredResponse], usable: Sequence[ScoredResponse]
 ) -> Iterator[dict[str, Any]]:
     """Yields the best answer that is good against the worst one of all, if they differ enough."""
     if not good:
@@ -108,6 +110,6 @@ def _plain(prompt: Messages | str) -> Any:
     return prompt if isinstance(prompt, str) else list(prompt)
 
 
-def _turn(prompt: Messages | str, answer: Answer) -> Any:
+def _turn(prompt: Messages | str, answer: ScoredResponse) -> Any:
     """Returns an answer as its prompt is written: as text, or as the assistant's message."""
     return answer.text if isinstance(prompt, str) else [{"role": "assistant", "content": answer.text}]

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["DeadlinePool", "Outcome", "call_each"]
+__all__ = ["WorkerPool", "CallResult", "map_with_timeout"]
 
 START_SECONDS = 120.0
 """Limit for a worker to start and import; generous, since nothing of the model's runs yet."""
@@ -32,7 +32,7 @@ MAX_FAILED_STARTS = 3
 """So many in a row, and something is wrong that another try doesn't mend."""
 
 
-class Outcome(NamedTuple):
+class CallResult(NamedTuple):
     """What became of one item."""
 
     value: Any
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
         return self.value if self.failure is None else self.failure
 
 
-class DeadlinePool:
+class WorkerPool:
     """Worker processes for one function.
 
     Args:
@@ -66,7 +66,7 @@ class DeadlinePool:
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def map(self, items: Iterable[tuple[Any, ...]], deadline_seconds: float) -> list[Outcome]:
+    def map(self, items: Iterable[tuple[Any, ...]], timeout_seconds: float) -> list[CallResult]:
         """Returns one outcome for each item's arguments, in order; callable from any thread.
 
         A late item's worker is killed and replaced; other items are not affected, nor is their time counted
@@ -76,16 +76,16 @@ class DeadlinePool:
             RuntimeError: workers can't be started at all.
         """
         work = list(items)
-        outcomes: list[Outcome | None] = [None] * len(work)
+        outcomes: list[CallResult | None] = [None] * len(work)
         with self._lock:
             self._forget_after_fork()
             self._failed_starts = 0
             try:
-                self._drive(work, outcomes, deadline_seconds)
+                self._drive(work, outcomes, timeout_seconds)
             except BaseException:
                 self._kill_all()
                 raise
-        return [outcome if outcome is not None else Outcome(None, "died") for outcome in outcomes]
+        return [outcome if outcome is not None else CallResult(None, "died") for outcome in outcomes]
 
     def close(self) -> None:
         """Ends all workers; the next map starts new ones."""
@@ -94,7 +94,7 @@ class DeadlinePool:
             self._kill_all()
 
     def _drive(
-        self, work: list[tuple[Any, ...]], outcomes: list[Outcome | None], deadline_seconds: float
+        self, work: list[tuple[Any, ...]], outcomes: list[CallResult | None], timeout_seconds: float
     ) -> None:
         pending = list(range(len(work)))[::-1]
         while any(outcome is None for outcome in outcomes):
@@ -103,7 +103,7 @@ class DeadlinePool:
             for worker in list(self._workers):
                 if worker.is_ready and worker.item is None and pending:
                     index = pending.pop()
-                    if not worker.begin(index, work[index], deadline_seconds):
+                    if not worker.begin(index, work[index], timeout_seconds):
                         # Gone while it was idle: nothing of this item ran, another worker takes it.
                         pending.append(index)
                         self._lose(worker, outcomes, "died")
@@ -116,7 +116,7 @@ class DeadlinePool:
                 elif worker.limit <= time.monotonic():
                     self._lose(worker, outcomes, "deadline")
 
-    def _hear(self, worker: _Worker, outcomes: list[Outcome | None]) -> None:
+    def _hear(self, worker: _Worker, outcomes: list[CallResult | None]) -> None:
         try:
             answer = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -128,10 +128,10 @@ class DeadlinePool:
             worker.ready()
             self._failed_starts = 0
         elif worker.item is not None:
-            outcomes[worker.item] = Outcome(*answer)
+            outcomes[worker.item] = CallResult(*answer)
             worker.ready()
 
-    def _lose(self, worker: _Worker, outcomes: list[Outcome | None], why: str) -> None:
+    def _lose(self, worker: _Worker, outcomes: list[CallResult | None], why: str) -> None:
         self._workers.remove(worker)
         worker.kill()
         self._failed_starts += not worker.is_ready
@@ -140,7 +140,7 @@ class DeadlinePool:
                 f"deadline workers did not start ({why}); try `python -m titanrl.runtime.worker`."
             )
         if worker.item is not None:
-            outcomes[worker.item] = Outcome(None, why)
+            outcomes[worker.item] = CallResult(None, why)
         # Replaced at once: the new one imports while others work.
         self._workers.append(_Worker(self._setup))
 
@@ -231,19 +231,19 @@ def descendants(pid: int) -> list[int]:
     return [child for child in found if child not in zombies]
 
 
-_pools: dict[tuple[Any, ...], DeadlinePool] = {}
+_pools: dict[tuple[Any, ...], WorkerPool] = {}
 _pools_lock = threading.Lock()
 
 
-def call_each(
+def map_with_timeout(
     function: Callable[..., Any],
     items: Iterable[tuple[Any, ...]],
     *,
-    deadline_seconds: float,
+    timeout_seconds: float,
     imports: Sequence[str] = (),
-) -> list[Outcome]:
+) -> list[CallResult]:
     """Returns the outcome of `function(*item)` for each item, through one lasting pool per function."""
     key = (function, tuple(imports))
     with _pools_lock:
-        pool = _pools.setdefault(key, DeadlinePool(function, imports=imports))
-    return pool.map(items, deadline_seconds)
+        pool = _pools.setdefault(key, WorkerPool(function, imports=imports))
+    return pool.map(items, timeout_seconds)

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from titanrl.data.collate import assemble
-from titanrl.errors import ConfigError, TrainingError, suggest
+from titanrl.data.collate import collate_rollouts
+from titanrl.errors import ConfigError, TrainingError, did_you_mean
 from titanrl.models import inspect
-from titanrl.protocols import Prompt, PromptRow, Sample
+from titanrl.protocols import Completion, Prompt, RolloutRequest
 from titanrl.rollout.rewards import read_by, score_rewards
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Reward
     from titanrl.protocols import Messages
-    from titanrl.rollout.generator import Respondent
+    from titanrl.rollout.generator import Generator
 
-__all__ = ["Answers", "BestOf", "Candidate", "Question", "judges"]
+__all__ = ["GenerationResult", "BestOf", "RankedResponse", "GenerationRequest", "ranking_rewards"]
 
 
-class Question(NamedTuple):
+class GenerationRequest(NamedTuple):
     """One prompt, and how it is to be answered."""
 
     prompt: Messages | str | tuple[int, ...]
@@ -43,7 +43,7 @@ class Question(NamedTuple):
     """Texts before the first of which an answer ends."""
 
 
-class Candidate(NamedTuple):
+class RankedResponse(NamedTuple):
     """One answer and what it is worth."""
 
     text: str
@@ -58,15 +58,15 @@ class Candidate(NamedTuple):
     """Label -> why a reward could not."""
 
 
-class Answers(NamedTuple):
+class GenerationResult(NamedTuple):
     """What came of one question."""
 
     prompt_tokens: int
-    ranked: list[Candidate]
+    ranked: list[RankedResponse]
     """The best first, those without a score last, else in the order in which they were sampled."""
 
 
-def judges(rewards: Sequence[Reward], label: str | None) -> list[Reward]:
+def ranking_rewards(rewards: Sequence[Reward], label: str | None) -> list[Reward]:
     """Returns the rewards that are asked to rank by one of them, or by the weighted sum, those they read too.
 
     Args:
@@ -77,7 +77,7 @@ def judges(rewards: Sequence[Reward], label: str | None) -> list[Reward]:
     """
     known = {each.label: each for each in rewards}
     if label is not None and label not in known:
-        text = f"must be the label of a [[reward]], got {label!r}{suggest(label, known) or ';'}"
+        text = f"must be the label of a [[reward]], got {label!r}{did_you_mean(label, known) or ';'}"
         raise ConfigError(f"--reward {text} labels: {', '.join(known) or 'none'}.")
     wanted = [each.label for each in rewards if each.weight != 0] if label is None else [label]
     for name in wanted:
@@ -92,24 +92,24 @@ class BestOf:
         host: the policy, of one process. reward: label of the reward that ranks; None: the weighted sum.
     """
 
-    def __init__(self, host: Respondent, reward: str | None = None) -> None:
+    def __init__(self, host: Generator, reward: str | None = None) -> None:
         self._host, self._label = host, reward
-        self._judges = judges(host.experiment.reward, reward)
+        self._judges = ranking_rewards(host.experiment.reward, reward)
         self._vocab_size = inspect(host.experiment.model.path).vocab_size
 
-    def __call__(self, questions: Sequence[Question]) -> list[Answers | Exception]:
+    def __call__(self, questions: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
         """Returns what came of each question; the others do not suffer from one that cannot be answered.
 
         A ValueError in its place says that the question is at fault, a TrainingError that the rewards are.
         """
-        results: dict[int, Answers | Exception] = {}
-        rows: dict[int, list[PromptRow]] = {}
+        results: dict[int, GenerationResult | Exception] = {}
+        rows: dict[int, list[RolloutRequest]] = {}
         for number, question in enumerate(questions):
             try:
                 rows[number] = self._rows(question)
             except ValueError as error:
                 results[number] = error
-        candidates: dict[int, list[Candidate]] = {}
+        candidates: dict[int, list[RankedResponse]] = {}
         judged: dict[int, list[_Answer]] = {}
         for number, found in self._sampled(questions, rows).items():
             if isinstance(found, ValueError):
@@ -125,10 +125,10 @@ class BestOf:
             results |= dict.fromkeys(judged, TrainingError(f"the rewards failed: {error_text(error)}"))
         for number, own in candidates.items():
             ranked = sorted(own, key=lambda each: (each.score is None, -(each.score or 0.0)))
-            results[number] = Answers(len(rows[number][0].prompt_ids), ranked)
+            results[number] = GenerationResult(len(rows[number][0].prompt_ids), ranked)
         return [results[number] for number in range(len(questions))]
 
-    def _rows(self, question: Question) -> list[PromptRow]:
+    def _rows(self, question: GenerationRequest) -> list[RolloutRequest]:
         """Raises:
         ValueError: a prompt that cannot be tokenized, or is too long.
         """
@@ -160,11 +160,12 @@ class BestOf:
                 "server with a larger training.seq_len."
             )
         return [
-            PromptRow(ids, question.seed, sample, text, question.answer) for sample in range(question.num)
+            RolloutRequest(ids, question.seed, sample, text, question.answer)
+            for sample in range(question.num)
         ]
 
     def _sampled(
-        self, questions: Sequence[Question], rows: Mapping[int, Sequence[PromptRow]]
+        self, questions: Sequence[GenerationRequest], rows: Mapping[int, Sequence[RolloutRequest]]
     ) -> dict[int, list[_Answer] | ValueError]:
         """Returns the answers to each question that has rows; those alike are sampled in one call."""
         alike: dict[tuple[float | None, int | None], list[int]] = {}
@@ -185,7 +186,7 @@ class BestOf:
                 found[number] = [self._ended(next(left), questions[number].stop) for _ in rows[number]]
         return found
 
-    def _ended(self, sample: Sample, stop: Sequence[str]) -> _Answer:
+    def _ended(self, sample: Completion, stop: Sequence[str]) -> _Answer:
         """Returns an answer up to the first of some texts, with the tokens that it took to see that."""
         decode = self._host.tokens.decode
         text = decode(sample.ids)
@@ -197,17 +198,17 @@ class BestOf:
             return any(each in decode(sample.ids[:count]) for each in stop)
 
         count = bisect_left(range(len(sample.ids) + 1), True, key=is_ended)
-        return _Answer(Sample(sample.ids[:count], sample.logprobs[:count], 0), text[: min(places)])
+        return _Answer(Completion(sample.ids[:count], sample.logprobs[:count], 0), text[: min(places)])
 
     def _judged(
-        self, rows: Mapping[int, Sequence[PromptRow]], answers: Mapping[int, Sequence[_Answer]]
-    ) -> dict[int, list[Candidate]]:
+        self, rows: Mapping[int, Sequence[RolloutRequest]], answers: Mapping[int, Sequence[_Answer]]
+    ) -> dict[int, list[RankedResponse]]:
         """Returns the answers to each question with what the rewards say, which are asked once about all."""
         flat = [answer for own in answers.values() for answer in own]
         if not flat:
             return {}
         texts = iter([answer.text for answer in flat])
-        batch = assemble(
+        batch = collate_rollouts(
             [row for number in answers for row in rows[number]], [answer.sample for answer in flat],
             decode=lambda _: next(texts), version=self._host.sampler.version,
         )  # fmt: skip
@@ -224,10 +225,10 @@ class BestOf:
 
 
 class _Answer(NamedTuple):
-    sample: Sample
+    sample: Completion
     text: str
     """Of its tokens, without a stop text that ends it."""
 
 
-def _candidate(answer: _Answer) -> Candidate:
-    return Candidate(answer.text, len(answer.sample.ids), answer.sample.finish_reason)
+def _candidate(answer: _Answer) -> RankedResponse:
+    return RankedResponse(answer.text, len(answer.sample.ids), answer.sample.finish_reason)

@@ -21,12 +21,12 @@ from titanrl.errors import ConfigError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["Batcher", "address", "bound", "serve", "serve_beside"]
+__all__ = ["Batcher", "address", "bind_socket", "serve", "serve_in_thread"]
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a server in order."""
 
-AWAKE = 0.5
+POLL_SECONDS = 0.5
 """Seconds after which whoever waits for work looks whether it was told to end."""
 
 Row = TypeVar("Row")
@@ -80,7 +80,7 @@ class Batcher(Generic[Row, Result]):
         # Not one wait without end: a signal that comes just before it would be handled when it is over.
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._waiting.get(timeout=AWAKE)
+                return self._waiting.get(timeout=POLL_SECONDS)
 
     def _answer(self, jobs: list[tuple[Sequence[Row], Future[list[Result]]]]) -> None:
         try:
@@ -93,7 +93,7 @@ class Batcher(Generic[Row, Result]):
                 result.set_result([next(results) for _ in rows])
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Returns a socket that has taken the address, and refuses connections until it is served.
 
     Args:
@@ -129,7 +129,7 @@ def serve(app: FastAPI, taken: socket.socket) -> None:
         _server(app).run(sockets=[taken])
 
 
-def serve_beside(batcher: Batcher[Any, Any], app: FastAPI, taken: socket.socket) -> None:
+def serve_in_thread(batcher: Batcher[Any, Any], app: FastAPI, taken: socket.socket) -> None:
     """Serves as ``serve`` does, from another thread, while this one works on what is asked.
 
     Some models want to be asked in the thread that loaded them, as vLLM does on a CPU.
@@ -144,7 +144,7 @@ def serve_beside(batcher: Batcher[Any, Any], app: FastAPI, taken: socket.socket)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, server.handle_exit) for number in ENDS}
+        before = {number: signal.signal(number, server.handle_exit) for number in STOP_SIGNALS}
     thread = threading.Thread(target=answer, name="titanrl-http")
     thread.start()
     try:

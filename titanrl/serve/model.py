@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse
 
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.serve import http
-from titanrl.serve.best_of_n import Answers, BestOf, Question, judges
-from titanrl.serve.openai import SEEDS, ChatRequest, CompletionRequest, Served, models_reply, reply
+from titanrl.serve.best_of_n import BestOf, GenerationRequest, GenerationResult, ranking_rewards
+from titanrl.serve.openai import SEEDS, ChatRequest, CompletionRequest, ServerInfo, models_reply, reply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["model_app", "serve_model", "served_by"]
 
 
-def model_app(served: Served, batcher: http.Batcher[Question, Answers | Exception]) -> FastAPI:
+def model_app(
+    served: ServerInfo, batcher: http.Batcher[GenerationRequest, GenerationResult | Exception]
+) -> FastAPI:
     """Returns the application; what it cannot answer it refuses with 400 and a reason, as OpenAI words it."""
     app, started = FastAPI(title="titanrl model"), int(time.time())
 
@@ -45,7 +47,7 @@ def model_app(served: Served, batcher: http.Batcher[Question, Answers | Exceptio
             return _error(HTTPStatus.NOT_FOUND, text)
         questions = request.questions(served, secrets.randbelow(SEEDS))
         results = await asyncio.wrap_future(batcher.submit(questions))
-        found = [each for each in results if isinstance(each, Answers)]
+        found = [each for each in results if isinstance(each, GenerationResult)]
         if len(found) < len(results):
             raise next(each for each in results if isinstance(each, Exception))
         return reply(request, served, found)
@@ -97,7 +99,7 @@ def _said(problem: dict[str, Any]) -> str:
     return f"{place}: {problem['msg']}, got {problem['input']!r:.80}."
 
 
-def served_by(experiment: Experiment, name: str, best_of: int | None, reward: str | None) -> Served:
+def served_by(experiment: Experiment, name: str, best_of: int | None, reward: str | None) -> ServerInfo:
     """Returns what a server of an experiment offers.
 
     Args:
@@ -112,7 +114,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
             "[sampler] is missing, with which answers are sampled; serve a file that has one, and name this "
             "model or run by --model."
         )
-    chosen = judges(experiment.reward, reward)
+    chosen = ranking_rewards(experiment.reward, reward)
     if best_of is not None and not chosen:
         raise ConfigError(
             f"--best-of {best_of} needs a [[reward]] that ranks the answers, of a weight other than 0; add "
@@ -121,7 +123,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
     readers = [each.label for each in chosen if ("text", "answer") in getattr(each.component, "in_keys", ())]
     scored_by = (reward or "weighted sum") if chosen else None
     top_p = getattr(experiment.sampler, "top_p", None)
-    return Served(name, best_of, scored_by, tuple(readers), top_p)
+    return ServerInfo(name, best_of, scored_by, tuple(readers), top_p)
 
 
 def serve_model(
@@ -143,16 +145,16 @@ def serve_model(
     Raises:
         ConfigError: ``served_by``'s, no checkpoint, or the address cannot be had.
     """
-    from titanrl.engine import start
-    from titanrl.rollout.generator import open_respondent
+    from titanrl.engine import init_distributed
+    from titanrl.rollout.generator import load_generator
 
     if reward is None and experiment.evaluation is not None:
         reward = experiment.evaluation.selector
     served = served_by(experiment, str(run or experiment.model.path), best_of, reward)
-    taken = http.bound(host, port)
-    start()
-    with closing(open_respondent(experiment, run)) as respondent:
+    taken = http.bind_socket(host, port)
+    init_distributed()
+    with closing(load_generator(experiment, run)) as respondent:
         batcher = http.Batcher(BestOf(respondent, reward))
         taken.listen()  # From here on clients wait instead of being refused.
         say(f"serving {served.name} at {http.address(taken)}")
-        http.serve_beside(batcher, model_app(served, batcher), taken)
+        http.serve_in_thread(batcher, model_app(served, batcher), taken)

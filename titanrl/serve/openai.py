@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from titanrl.components.sources.records.rows import parse_messages
-from titanrl.errors import suggest
+from titanrl.errors import did_you_mean
 from titanrl.protocols import Messages
-from titanrl.serve.best_of_n import Answers, Candidate, Question
+from titanrl.serve.best_of_n import GenerationRequest, GenerationResult, RankedResponse
 
-__all__ = ["SEEDS", "ChatRequest", "CompletionRequest", "Served", "models_reply", "reply"]
+__all__ = ["SEEDS", "ChatRequest", "CompletionRequest", "ServerInfo", "models_reply", "reply"]
 
-MOST = 1024
+MAX_N = 1024
 """Answers to a prompt, and prompts of a request, at most."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,), "logprobs": (False, 0), "top_logprobs": (0,), "echo": (False,), "suffix": ("",),
@@ -34,7 +34,7 @@ SEEDS = 2**32
 FINISH = ("stop", "length", "abort")
 
 
-class Served(NamedTuple):
+class ServerInfo(NamedTuple):
     """What requests are answered by."""
 
     name: str
@@ -54,8 +54,8 @@ class _Request(BaseModel, ABC):
 
     model: str | None = None
     user: str | None = None
-    n: int = Field(1, ge=1, le=MOST)
-    best_of: int | None = Field(None, ge=1, le=MOST)
+    n: int = Field(1, ge=1, le=MAX_N)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -72,7 +72,9 @@ class _Request(BaseModel, ABC):
         known = [name for name in cls.model_fields if name != "user"]
         for key, value in body.items():
             if key not in cls.model_fields and key not in NEUTRAL:
-                raise ValueError(f"unknown key {key!r}{suggest(key, known) or ';'} keys: {', '.join(known)}.")
+                raise ValueError(
+                    f"unknown key {key!r}{did_you_mean(key, known) or ';'} keys: {', '.join(known)}."
+                )
             if key in NEUTRAL and value is not None and value not in NEUTRAL[key]:
                 raise ValueError(f"{key} is not served, got {json.dumps(value)[:80]}; leave it out.")
         return {key: value for key, value in body.items() if key in cls.model_fields}
@@ -93,7 +95,7 @@ class _Request(BaseModel, ABC):
     def prompts(self) -> list[Messages | str | tuple[int, ...]]:
         """Returns what is asked. Raises ValueError: it is no prompt."""
 
-    def questions(self, served: Served, seed: int) -> list[Question]:
+    def questions(self, served: ServerInfo, seed: int) -> list[GenerationRequest]:
         """Returns the request as the sampler understands it.
 
         Args:
@@ -125,7 +127,7 @@ class _Request(BaseModel, ABC):
             readers = ", ".join(map(repr, served.answer_readers))
             raise ValueError(f"answer is missing: the reference answer, which the reward {readers} reads.")
         return [
-            Question(
+            GenerationRequest(
                 prompt=prompt, answer=answer, num=best_of or self.n, is_judged=best_of is not None,
                 # Equal prompts of one request shall not get equal answers.
                 seed=(seed if self.seed is None else self.seed) + place * SEEDS, temperature=self.temperature,
@@ -156,9 +158,9 @@ class CompletionRequest(_Request):
         several = isinstance(self.prompt, list) and not _is_ids(self.prompt)
         found = self.prompt if several else [self.prompt]
         is_right = all(isinstance(each, str) or _is_ids(each) for each in found)
-        if not is_right or not 1 <= len(found) <= MOST:
+        if not is_right or not 1 <= len(found) <= MAX_N:
             got = json.dumps(self.prompt)[:80]
-            raise ValueError(f"prompt must be a text, token ids, or 1 to {MOST} of these, got {got}.")
+            raise ValueError(f"prompt must be a text, token ids, or 1 to {MAX_N} of these, got {got}.")
         return [each if isinstance(each, str) else tuple(each) for each in found]
 
 
@@ -195,7 +197,7 @@ def _joined(messages: Any) -> Any:
     return joined
 
 
-def reply(request: _Request, served: Served, results: Sequence[Answers]) -> dict[str, Any]:
+def reply(request: _Request, served: ServerInfo, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """Returns the body of the reply: the n best answers to each prompt, the best first, with their scores."""
     is_chat = isinstance(request, ChatRequest)
     choices = [each for answers in results for each in answers.ranked[: request.n]]
@@ -217,7 +219,7 @@ def reply(request: _Request, served: Served, results: Sequence[Answers]) -> dict
     return body
 
 
-def _choice(index: int, answer: Candidate, is_chat: bool, judged: bool) -> dict[str, Any]:
+def _choice(index: int, answer: RankedResponse, is_chat: bool, judged: bool) -> dict[str, Any]:
     text = {"message": {"role": "assistant", "content": answer.text}} if is_chat else {"text": answer.text}
     choice: dict[str, Any] = {
         "index": index,
@@ -230,7 +232,7 @@ def _choice(index: int, answer: Candidate, is_chat: bool, judged: bool) -> dict[
     return choice
 
 
-def models_reply(served: Served, started: int) -> dict[str, Any]:
+def models_reply(served: ServerInfo, started: int) -> dict[str, Any]:
     """Returns the body of ``/v1/models``.
 
     Args:

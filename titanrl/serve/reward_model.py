@@ -59,6 +59,6 @@ def serve(folder: str, *, host: str, port: int, dtype: str, batch_tokens: int) -
     Raises:
         ConfigError: no reward model there, or the address cannot be had.
     """
-    taken = http.bound(host, port)
+    taken = http.bind_socket(host, port)
     scorer = Scorer(folder, dtype=dtype, batch_tokens=batch_tokens)
     http.serve(reward_app(scorer.facts, scorer), taken)

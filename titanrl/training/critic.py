@@ -14,7 +14,7 @@ from titanrl.ops.sequence import after_last_trainable, is_last_trainable
 
 if TYPE_CHECKING:
     from titanrl.algorithm.objective import Objective
-    from titanrl.engine.trainee import Trainee
+    from titanrl.engine.learner import Learner
 
 __all__ = ["critic_values", "update_critic"]
 
@@ -22,7 +22,7 @@ RENAMED = {"total": "loss"}
 
 
 def critic_values(
-    critic: Trainee, batch: TensorDict, keys: Sequence[str] = ("value",)
+    critic: Learner, batch: TensorDict, keys: Sequence[str] = ("value",)
 ) -> dict[str, torch.Tensor]:
     """Returns ``value`` [N, L] float32, 0 where masked: of the state in which each trained label comes.
 
@@ -47,7 +47,7 @@ def critic_values(
     return {key: where0(mask, each[:, :-1]) for key, each in found.items()} | {"final_value": final}
 
 
-def update_critic(critic: Trainee, rows: TensorDict, objective: Objective) -> Sums:
+def update_critic(critic: Learner, rows: TensorDict, objective: Objective) -> Sums:
     """Makes one optimizer step of the critic and returns its metrics as ``critic/...``.
 
     Corrections weigh the policy's loss alone, not this regression; the tokens and their weights are the same.

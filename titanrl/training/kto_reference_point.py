@@ -38,7 +38,7 @@ def set_reference_point(session: Session[Any], batch: TensorDict) -> TensorDict:
             "raise [loop] prompts_per_step."
         )
     engine = session.engine
-    rows = collectives.share(
+    rows = collectives.shard_batch(
         mismatched(batch, session.experiment.training.seq_len), engine.dp_rank, engine.dp_degree
     )
     log_ratio = engine.score(rows)["logprob"] - engine.frozen["reference"].score(rows)["logprob"]

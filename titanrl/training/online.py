@@ -11,10 +11,10 @@ from titanrl.eval.evaluate import evaluate
 from titanrl.protocols.batch import check
 from titanrl.rollout.sample_rows import sample_rows
 from titanrl.training import offline
-from titanrl.training.run import Clock, Procedure, run
+from titanrl.training.run import StageTimer, TrainLoop, run
 from titanrl.training.session import Session
 from titanrl.training.stages import batch_metrics, sample, score, sync
-from titanrl.training.step import estimated, optimize
+from titanrl.training.step import gather_and_compute_advantages, optimize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,20 +39,22 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
     """
     if experiment.data is not None:
         return offline.train(experiment, resume=resume)
-    procedure = Procedure(feed=training_prompts, step=train_step, validate=evaluate, sync=sync)
+    procedure = TrainLoop(feed=training_prompts, step=train_step, validate=evaluate, sync=sync)
     return run(procedure, experiment, resume=resume)
 
 
-def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def train_step(
+    session: Session, step: int, clock: StageTimer
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Moves the weights by one step; returns its metrics and some of this rank's rows.
 
     Raises:
         TrainingError: the filters dropped every group of every draw.
     """
     loop = session.experiment.loop
-    for draw in range(loop.max_resample + 1):
+    for draw in range(loop.max_resample_attempts + 1):
         with clock("sample"):
-            asked = session.feed.take(
+            asked = session.feed.next_batch(
                 loop.prompts_per_step, loop.samples_per_prompt, first_group=draw * loop.prompts_per_step
             )
             local, greedy_failures = sample(session, asked, step)
@@ -60,22 +62,26 @@ def train_step(session: Session, step: int, clock: Clock) -> tuple[dict[str, flo
         with clock("score"):
             local, failures = score(session, local)
         with clock("estimate"):
-            whole, batch, metrics = estimated(session, local)
+            whole, batch, metrics = gather_and_compute_advantages(session, local)
         if len(batch):
             break
     else:
         raise TrainingError(
-            f"[[algorithm.filter]] dropped every group of {loop.max_resample + 1} draws in step {step}; "
-            "loosen the filter, raise [loop] max_resample, or choose prompts of another difficulty."
+            f"[[algorithm.filter]] dropped every group of {loop.max_resample_attempts + 1} draws in step {step}; "
+            "loosen the filter, raise [loop] max_resample_attempts, or choose prompts of another difficulty."
         )
     with clock("update"):
         session.sampler.sleep()
         sums = optimize(session, batch, step)
     failed = session.failed(failures, greedy_failures)
-    metrics = batch_metrics(whole) | failed | metrics | means(sums) | {"sample/redraws": float(draw)}
+    metrics = (
+        batch_metrics(whole) | failed | metrics | means(sums) | {"sample/resample_attempts": float(draw)}
+    )
     session.control(metrics, num_sequences=len(whole), step=step)
     shown = _with_advantage(local, batch)
-    return metrics, sample_rows(shown, session.experiment.report.samples_per_step, session.tokens.pieces)
+    return metrics, sample_rows(
+        shown, session.experiment.report.samples_per_step, session.tokens.token_strings
+    )
 
 
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDict
 
-from titanrl.data.collate import assemble_fixed
+from titanrl.data.collate import collate_examples
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.ops.prefix import trained_lengths
@@ -20,8 +20,8 @@ from titanrl.report.progress import counting
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.data.encode import EncodedRow
-    from titanrl.data.examples import DataFeed
+    from titanrl.data.encode import TokenizedExample
+    from titanrl.data.examples import ExampleLoader
     from titanrl.engine import Engine
 
 __all__ = ["ReferenceCache", "reference_cache"]
@@ -39,7 +39,7 @@ class ReferenceCache:
     Anything else there is, is another file, so that no number is ever stale.
     """
 
-    feeds: Sequence[tuple[DataFeed, int | None]]
+    feeds: Sequence[tuple[ExampleLoader, int | None]]
     """Sources and how many of their first examples are read; None: all."""
     path: Path
     num_rows: int
@@ -52,7 +52,7 @@ class ReferenceCache:
     @property
     def is_complete(self) -> bool:
         """Whether nothing needs to be computed; the same on every rank."""
-        return bool(collectives.agree(self.path.is_file()))
+        return bool(collectives.broadcast_object(self.path.is_file()))
 
     def fill(self, engine: Engine, *, live: bool = True) -> None:
         """Scores every row with the engine's reference and writes the file; a collective.
@@ -65,7 +65,7 @@ class ReferenceCache:
         shown = counting("rows scored by the reference", self.num_rows, enabled=engine.rank == 0, live=live)
         with shown as advance:
             for batch in _batches(self.feeds):
-                rows = collectives.share(batch, rank, degree)
+                rows = collectives.shard_batch(batch, rank, degree)
                 scored = role.score(rows)["logprob"]
                 own = [
                     (digest, values[mask])
@@ -75,7 +75,7 @@ class ReferenceCache:
                 advance(len(batch))
         if engine.rank == 0:
             self._write(found)
-        collectives.agree(None)  # Nobody reads before the file is whole.
+        collectives.broadcast_object(None)  # Nobody reads before the file is whole.
 
     def load(self) -> None:
         """Reads the file."""
@@ -115,13 +115,13 @@ class ReferenceCache:
 
 
 def reference_cache(
-    experiment: Experiment, feed: DataFeed, held_out: DataFeed | None
+    experiment: Experiment, feed: ExampleLoader, held_out: ExampleLoader | None
 ) -> ReferenceCache | None:
     """Returns the cache that [reference] asks for, not read yet; None: it asks for none."""
     reference, evaluation = experiment.reference, experiment.evaluation
     if reference is None or reference.cache is None:
         return None
-    feeds: list[tuple[DataFeed, int | None]] = [(feed, None)]
+    feeds: list[tuple[ExampleLoader, int | None]] = [(feed, None)]
     if held_out is not None and evaluation is not None:
         feeds.append((held_out, evaluation.num_prompts))
     key, num_rows = hashlib.sha256(), 0
@@ -131,21 +131,21 @@ def reference_cache(
             key.update(digest)
     folder = Path(reference.path or experiment.model.path)
     precision = [reference.dtype, experiment.training.mixed_precision_param]
-    key.update(json.dumps([collectives.agree(_weights_digest(folder)), *precision]).encode())
+    key.update(json.dumps([collectives.broadcast_object(_weights_digest(folder)), *precision]).encode())
     return ReferenceCache(feeds, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors", num_rows)
 
 
-def _batches(feeds: Sequence[tuple[DataFeed, int | None]]) -> Iterator[TensorDict]:
+def _batches(feeds: Sequence[tuple[ExampleLoader, int | None]]) -> Iterator[TensorDict]:
     """Yields every row that can be trained on, as batches."""
-    groups: list[list[EncodedRow]] = []
+    groups: list[list[TokenizedExample]] = []
     for feed, count in feeds:
-        for rows in feed.walk(count):
+        for rows in feed.iterate_once(count):
             groups.append(rows)
             if len(groups) == ROWS_AT_ONCE:
-                yield assemble_fixed(groups, out_keys=())
+                yield collate_examples(groups, out_keys=())
                 groups = []
     if groups:
-        yield assemble_fixed(groups, out_keys=())
+        yield collate_examples(groups, out_keys=())
 
 
 def _digests(batch: TensorDict) -> Iterator[bytes]:

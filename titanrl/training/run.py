@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from titanrl.config.dump import to_table
-from titanrl.engine import collectives, start
+from titanrl.engine import collectives, init_distributed
 from titanrl.errors import TrainingError
-from titanrl.report.alerts import Watch
+from titanrl.report.alerts import AlertMonitor
 from titanrl.report.folder import RunFolder
 from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
-    from titanrl.data.tokenizer import Tokens
+    from titanrl.data.tokenizer import ChatTokenizer
 
-__all__ = ["Clock", "Procedure", "run"]
+__all__ = ["StageTimer", "TrainLoop", "run"]
 
 
-class Clock:
+class StageTimer:
     """Seconds spent by stage."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Procedure(Generic[Feed]):
+class TrainLoop(Generic[Feed]):
     """What one way of training does between the start of a run and its end."""
 
-    feed: Callable[[Experiment, Tokens], Feed]
+    feed: Callable[[Experiment, ChatTokenizer], Feed]
     """Opens what is trained on."""
-    step: Callable[[Session[Feed], int, Clock], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
+    step: Callable[[Session[Feed], int, StageTimer], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
     """Moves the weights by one step; returns its metrics and a few of its rows for samples.jsonl."""
     validate: Callable[[Session[Feed]], dict[str, float]]
     """Returns metrics of what is held out."""
@@ -57,7 +57,7 @@ class Procedure(Generic[Feed]):
     """Tells whoever samples that the weights are those of a version."""
 
 
-def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> Path:
+def run(procedure: TrainLoop[Feed], experiment: Experiment, *, resume: bool) -> Path:
     """Runs an experiment to its last step and returns its run folder.
 
     Args:
@@ -69,8 +69,10 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
     """
     experiment = copy.deepcopy(experiment)  # its controllers hold state
     table, steps = experiment.run, experiment.loop.steps
-    start()
-    folder = RunFolder(collectives.agree(RunFolder.choose(table.folder, table.name, resume=resume)))
+    init_distributed()
+    folder = RunFolder(
+        collectives.broadcast_object(RunFolder.choose(table.folder, table.name, resume=resume))
+    )
     with closing(open_session(experiment, folder.path, procedure.feed, resume=resume)) as session:
         done = session.state.step
         if session.is_main and not resume:
@@ -85,7 +87,7 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
                 recorder.validation(procedure.validate(session))
                 recorder.failures(session.reasons)
             for step in range(done, steps):
-                clock = Clock()
+                clock = StageTimer()
                 with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
                     metrics, samples = procedure.step(session, step, clock)
                     session.state.step = step + 1
@@ -110,18 +112,24 @@ def run(procedure: Procedure[Feed], experiment: Experiment, *, resume: bool) -> 
     return folder.path
 
 
-def _watch(experiment: Experiment) -> Watch | None:
+def _watch(experiment: Experiment) -> AlertMonitor | None:
     """Returns who raises alerts; None where answers are fixed."""
     if experiment.data is not None:
         return None
     limits = experiment.alerts
-    return Watch(limits if experiment.algorithm.compares_groups else replace(limits, equal_groups=math.inf))
+    return AlertMonitor(
+        limits if experiment.algorithm.compares_groups else replace(limits, zero_std_groups=math.inf)
+    )
 
 
 def _ended_by(raised: Sequence[str], experiment: Experiment) -> str:
     """Returns the first of the raised alerts that ends the run, the same on every rank; "" if none does."""
     stops = experiment.alerts.stop
-    return str(collectives.agree(next((name for name in raised if name in stops), ""))) if stops else ""
+    return (
+        str(collectives.broadcast_object(next((name for name in raised if name in stops), "")))
+        if stops
+        else ""
+    )
 
 
 def _is_due(session: Session[Any]) -> bool:

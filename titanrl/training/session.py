@@ -10,11 +10,11 @@ import torch
 from typing_extensions import TypeVar
 
 from titanrl.algorithm.objective import Objective
-from titanrl.data.examples import DataFeed, held_out_data
-from titanrl.data.prompts import PromptFeed, held_out_prompts
-from titanrl.data.tokenizer import Tokens
+from titanrl.data.examples import ExampleLoader, held_out_data
+from titanrl.data.prompts import PromptLoader, held_out_prompts
+from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
-from titanrl.protocols import SamplerHost
+from titanrl.protocols import SamplerContext
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
 from titanrl.training.state import LoopState
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "open_session", "start_sampler"]
 
-Feed = TypeVar("Feed", bound=PromptFeed | DataFeed, default=PromptFeed)
+Feed = TypeVar("Feed", bound=PromptLoader | ExampleLoader, default=PromptLoader)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class Session(Generic[Feed]):
 
     experiment: Experiment
     engine: Engine
-    tokens: Tokens
+    tokens: ChatTokenizer
     feed: Feed
     """What a step trains on: prompts, or fixed rows."""
-    held_out: PromptFeed | None
+    held_out: PromptLoader | None
     """Prompts that a validation asks; None: it asks none."""
-    held_out_data: DataFeed | None
+    held_out_data: ExampleLoader | None
     """Examples on which a validation takes the loss; None: it takes none."""
     scored_keys: frozenset[str]
     """Batch keys that models compute at stage `score`, because some component reads them."""
@@ -73,12 +73,12 @@ class Session(Generic[Feed]):
         """Whether this rank writes and shows."""
         return self.engine.rank == 0
 
-    def share_of(self, count: int) -> slice:
+    def shard_slice(self, count: int) -> slice:
         """Returns this rank's part of ``count`` things in a row."""
         rank, degree = self.engine.dp_rank, self.engine.dp_degree
         return slice(count * rank // degree, count * (rank + 1) // degree)
 
-    def moves_policy(self, step: int) -> bool:
+    def trains_policy(self, step: int) -> bool:
         """Whether the policy is trained in ``step``: not while the critic warms up."""
         critic = self.experiment.critic
         return critic is None or step >= critic.warmup_steps
@@ -96,7 +96,7 @@ class Session(Generic[Feed]):
 
         Steps in which the policy stood still teach them nothing.
         """
-        algorithm, moved = self.experiment.algorithm, self.moves_policy(step)
+        algorithm, moved = self.experiment.algorithm, self.trains_policy(step)
         if algorithm.kl is not None:
             controller = algorithm.kl.controller
             metrics["kl/coefficient"] = controller.coefficient
@@ -111,7 +111,7 @@ class Session(Generic[Feed]):
         """Returns how often rewards failed on all ranks, by metric name, and keeps why; a collective."""
         counts = {name: count for each in failures for name, count in each.counts.items()}
         group, degree = self.engine.dp_group, self.engine.dp_degree
-        counts = collectives.total(counts, group, degree)
+        counts = collectives.all_reduce_sums(counts, group, degree)
         if any(counts.values()):
             for each in collectives.gather_objects([each.reasons for each in failures], group, degree):
                 self.reasons = each | self.reasons
@@ -132,7 +132,7 @@ class Session(Generic[Feed]):
 def open_session(
     experiment: Experiment,
     folder: Path,
-    training_feed: Callable[[Experiment, Tokens], Feed],
+    training_feed: Callable[[Experiment, ChatTokenizer], Feed],
     *,
     resume: bool,
 ) -> Session[Feed]:
@@ -146,13 +146,13 @@ def open_session(
     algorithm, seed = experiment.algorithm, experiment.run.seed
     set_threads()
     torch.manual_seed(seed)
-    tokens = Tokens(experiment.model.path, experiment.model.chat_template)
+    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
     feed, held_out = training_feed(experiment, tokens), held_out_prompts(experiment, tokens)
     examples = held_out_data(experiment, tokens)
     scored_keys, on_policy = experiment.scored_keys()
     state = LoopState(feed.loader, algorithm)
     config = EngineConfig.of(experiment)
-    cache = reference_cache(experiment, feed, examples) if isinstance(feed, DataFeed) else None
+    cache = reference_cache(experiment, feed, examples) if isinstance(feed, ExampleLoader) else None
     if cache is not None and cache.is_complete:
         config = replace(config, frozen={k: v for k, v in config.frozen.items() if k != "reference"})
     engine = Engine(config, state=state, checkpoints=folder / "checkpoints")
@@ -171,7 +171,7 @@ def open_session(
         importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
         on_policy=on_policy,
-        measures_gap=experiment.data is None
+        measures_logprob_diff=experiment.data is None
         and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
         value=critic.loss if critic is not None and critic.shared else None,
         value_coefficient=0.0 if critic is None else critic.coefficient or 0.0,
@@ -188,7 +188,7 @@ def open_session(
 
 
 def start_sampler(
-    experiment: Experiment, engine: Engine, tokens: Tokens, num_rows: int | None = None
+    experiment: Experiment, engine: Engine, tokens: ChatTokenizer, num_rows: int | None = None
 ) -> Sampler | None:
     """Returns the live sampler of an experiment, None where answers are fixed.
 
@@ -198,7 +198,7 @@ def start_sampler(
     if experiment.sampler is None:
         return None
     return experiment.sampler.start(
-        SamplerHost(
+        SamplerContext(
             model_path=experiment.model.path, eos_ids=tokens.eos_ids, max_length=experiment.training.seq_len,
             seed=experiment.run.seed, device=engine.device.type,
             dtype=experiment.training.mixed_precision_param,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tensordict import TensorDict
 
-from titanrl.data.collate import assemble
+from titanrl.data.collate import collate_rollouts
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
-from titanrl.rollout.rewards import Failures, score_once
-from titanrl.rollout.sampling import sampled
+from titanrl.rollout.rewards import Failures, score_on_leader
+from titanrl.rollout.sampling import generate
 from titanrl.training.critic import critic_values
 
 if TYPE_CHECKING:
-    from titanrl.protocols import PromptRow
+    from titanrl.protocols import RolloutRequest
     from titanrl.training.session import Session
 
 Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tensor]]
@@ -26,7 +26,7 @@ Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tens
 __all__ = ["batch_metrics", "sample", "score", "score_models", "sync"]
 
 
-def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[TensorDict, Failures]:
+def sample(session: Session, rows: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
     """Returns this rank's batch as stage `sample` promises it, one answer for each of its share of ``rows``,
     and the rewards' failures on greedy answers, where those are scored; a collective.
 
@@ -42,20 +42,20 @@ def sample(session: Session, rows: Sequence[PromptRow], step: int) -> tuple[Tens
     return batch, failures
 
 
-def _answered(session: Session, rows: Sequence[PromptRow], step: int, *, greedy: bool) -> TensorDict:
-    kept, answers = sampled(session, rows, step=step, seed=session.seed, greedy=greedy)
+def _answered(session: Session, rows: Sequence[RolloutRequest], step: int, *, greedy: bool) -> TensorDict:
+    kept, answers = generate(session, rows, step=step, seed=session.seed, greedy=greedy)
     mine = [rows[number] for number in kept]
-    return assemble(mine, answers, decode=session.tokens.decode, version=session.sampler.version)
+    return collate_rollouts(mine, answers, decode=session.tokens.decode, version=session.sampler.version)
 
 
 def _greedy_rewards(
-    session: Session, rows: Sequence[PromptRow], step: int
+    session: Session, rows: Sequence[RolloutRequest], step: int
 ) -> tuple[dict[int, float], Failures]:
     """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and the rewards'
     failures."""
     first_of = {row.group: row for row in reversed(rows)}
     batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
-    scored = score_once(session.engine, batch, session.experiment.reward)
+    scored = score_on_leader(session.engine, batch, session.experiment.reward)
     found = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
     return found, scored.failures
 
@@ -65,7 +65,7 @@ def score(session: Session, batch: TensorDict) -> tuple[TensorDict, Failures]:
     batch = batch.copy()
     failures = Failures({}, {})
     if session.experiment.reward:
-        scored = score_once(session.engine, batch, session.experiment.reward)
+        scored = score_on_leader(session.engine, batch, session.experiment.reward)
         failures = scored.failures
         batch.update(scored.scores)
     if session.experiment.algorithm.old_logprob == "sampler":
@@ -95,7 +95,7 @@ ROLES = {
     "reference": {"ref_logprob": "logprob"},
     "teacher": {
         "teacher_logprob": "logprob",
-        "candidate_ids": "likeliest_ids",
+        "candidate_ids": "topk_ids",
         "candidate_logprob": "likeliest_logprob",
     },
     "critic": {"value": "value", "final_value": "final_value"},
@@ -157,7 +157,7 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
         groups = GroupScores.of(batch["reward"], batch["group_id"])
         worse = groups.comparable & (groups.score < groups.mean())
         if bool(worse.any()):
-            metrics["sample/worse_response_tokens_mean"] = float(lengths[worse].mean())
+            metrics["sample/incorrect_response_tokens_mean"] = float(lengths[worse].mean())
         for name in sorted(batch["rewards"].keys()):
             values = batch["rewards", name]
             metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
 from titanrl.algorithm.metrics import Sums, add
 from titanrl.algorithm.minibatches import minibatches
 from titanrl.engine import collectives
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from titanrl.training.session import Session
 
-__all__ = ["estimated", "optimize", "with_advantage"]
+__all__ = ["gather_and_compute_advantages", "optimize", "with_advantage"]
 
 
-def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, TensorDict, dict[str, float]]:
+def gather_and_compute_advantages(
+    session: Session[Any], local: TensorDict
+) -> tuple[TensorDict, TensorDict, dict[str, float]]:
     """Returns the scored rows of all ranks, those of them that are trained on with their estimates, metrics.
 
     Args:
@@ -31,7 +33,7 @@ def estimated(session: Session[Any], local: TensorDict) -> tuple[TensorDict, Ten
     whole = collectives.gather(local, engine.dp_group, engine.dp_degree)
     whole = set_reference_point(session, whole)
     check(whole, "score", session.scored_keys)
-    batch, metrics = estimate(whole, session.experiment.algorithm)
+    batch, metrics = compute_advantages(whole, session.experiment.algorithm)
     check(batch, "estimate")
     return whole, batch, metrics
 
@@ -44,24 +46,24 @@ def optimize(session: Session[Any], batch: TensorDict, step: int) -> Sums:
     engine, loop, sums = session.engine, session.experiment.loop, Sums()
     left_out, is_far = 0, False
     for part in minibatches(batch, count=loop.minibatches, epochs=loop.epochs, seed=session.seed, step=step):
-        weighed = weigh(part, session.experiment.algorithm)
+        weighed = compute_loss_weights(part, session.experiment.algorithm)
         check(weighed, "weigh", ("loss_weight",))
         if is_far:
             left_out += 1
             engine.policy.schedule.step()
-        elif session.moves_policy(step):
+        elif session.trains_policy(step):
             moving = with_advantage(weighed) if loop.skip_zero_advantage else weighed
-            rows = collectives.share(moving, engine.dp_rank, engine.dp_degree)
+            rows = collectives.shard_batch(moving, engine.dp_rank, engine.dp_degree)
             found = engine.update(rows, session.objective, session.coefficients())
             sums = add(sums, found)
-            is_far = _is_far(found, loop.max_update_kl)
+            is_far = _is_far(found, loop.target_kl)
         if engine.critic is not None:
             assert session.critic_objective is not None
-            rows = collectives.share(weighed, engine.dp_rank, engine.dp_degree)
+            rows = collectives.shard_batch(weighed, engine.dp_rank, engine.dp_degree)
             sums = add(sums, update_critic(engine.critic, rows, session.critic_objective))
-            sums["critic/warmup"] = (float(not session.moves_policy(step)), 1.0)
-    if loop.max_update_kl is not None:
-        sums["update/left_out"] = (float(left_out), 1.0)
+            sums["critic/warmup"] = (float(not session.trains_policy(step)), 1.0)
+    if loop.target_kl is not None:
+        sums["update/early_stopped"] = (float(left_out), 1.0)
     return sums
 
 
@@ -84,6 +86,6 @@ def _is_far(found: Sums, limit: float | None) -> bool:
     if limit is None:
         return False
     if "loss/approx_kl" not in found:
-        raise ConfigError("[loop] max_update_kl needs a loss that reports approx_kl; leave it out.")
+        raise ConfigError("[loop] target_kl needs a loss that reports approx_kl; leave it out.")
     value, count = found["loss/approx_kl"]
     return value > limit * count

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from titanrl.components.rewards.text import texts
 from titanrl.errors import check_range
 from titanrl.registry import register
-from titanrl.runtime.worker_pool import call_each, descendants
+from titanrl.runtime.worker_pool import descendants, map_with_timeout
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CodeTests:
 
     language: Literal["python"] = "python"
     """Language of the program."""
-    deadline_seconds: float = 10.0
+    timeout_seconds: float = 10.0
     """Time limit of all tests of one response together, seconds, > 0; tests that don't finish fail."""
     memory_mb: int = 512
     """Address space of the program, MiB, >= 64."""
@@ -65,7 +65,7 @@ class CodeTests:
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
-        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "memory_mb", "[64, inf)")
         check_range(self, "failure", "(-inf, inf)")
 
@@ -78,9 +78,9 @@ class CodeTests:
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns one score a row, or why grading itself failed."""
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
-        settings = (self.deadline_seconds, self.memory_mb, self.partial)
+        settings = (self.timeout_seconds, self.memory_mb, self.partial)
         items = [(*pair, *settings) for pair in pairs]
-        outcomes = call_each(grade, items, deadline_seconds=self.deadline_seconds + MARGIN_SECONDS)
+        outcomes = map_with_timeout(grade, items, timeout_seconds=self.timeout_seconds + MARGIN_SECONDS)
         return [outcome.score for outcome in outcomes]
 
 

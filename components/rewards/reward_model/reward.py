@@ -56,7 +56,7 @@ class RewardModel:
     offload: bool | None = None
     """Whether the weights wait in CPU memory and come to the GPU only while answers are scored; on a CPU they
     are there anyway; omitted: false. With path only."""
-    deadline_seconds: float | None = None
+    timeout_seconds: float | None = None
     """Longest wait for the server's answer to a batch, with all tries, seconds, > 0; omitted: 60. With url
     only."""
     in_keys: ClassVar[tuple[str, ...]] = ("input_ids", "loss_mask")
@@ -67,7 +67,7 @@ class RewardModel:
             raise ValueError(f"path or url must be given, got {got}; say where the reward model is.")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}.")
-        unused = ("dtype", "batch_tokens", "offload") if self.path is None else ("deadline_seconds",)
+        unused = ("dtype", "batch_tokens", "offload") if self.path is None else ("timeout_seconds",)
         for key in unused:
             if getattr(self, key) is not None:
                 given = "url" if self.path is None else "path"
@@ -75,7 +75,7 @@ class RewardModel:
         check_range(self, "mean", "(-inf, inf)")
         check_range(self, "std", "(0, inf)")
         check_range(self, "batch_tokens", "[1, inf)")
-        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "timeout_seconds", "(0, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32; 0 for a row without trainable token."""
@@ -134,7 +134,7 @@ class RewardModel:
             tokens = self.batch_tokens or BATCH_TOKENS
             model = scorer(self.path, self.dtype or "float32", tokens, bool(self.offload))
             return model.facts.heads, model(rows)
-        answer = self._ask("score", {"input_ids": rows}, self.deadline_seconds or DEADLINE_SECONDS)
+        answer = self._ask("score", {"input_ids": rows}, self.timeout_seconds or DEADLINE_SECONDS)
         try:
             heads, scores = answer["heads"], answer["scores"]
             if len(scores) == len(rows):
@@ -144,7 +144,7 @@ class RewardModel:
         raise TrainingError(self._foreign(answer))
 
     def _ask(self, what: str, body: Any, seconds: float) -> Any:
-        return ask(f"{str(self.url).rstrip('/')}/{what}", body, deadline_seconds=seconds)
+        return ask(f"{str(self.url).rstrip('/')}/{what}", body, timeout_seconds=seconds)
 
     def _foreign(self, answer: Any) -> str:
         return (

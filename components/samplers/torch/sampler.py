@@ -11,13 +11,13 @@ import torch
 from titanrl.components.samplers.rules import check_rows, check_settings, top_k_of, top_p_of
 from titanrl.components.samplers.torch.cache import Cache
 from titanrl.errors import ConfigError, check_range
-from titanrl.ops.draw import draw, truncate
+from titanrl.ops.sampling import apply_top_k_top_p, sample_from_logits
 from titanrl.ops.seeds import sample_seed, uniforms
-from titanrl.protocols import Sample
+from titanrl.protocols import Completion
 from titanrl.registry import register
 
 if TYPE_CHECKING:
-    from titanrl.protocols import PromptRow, SamplerHost
+    from titanrl.protocols import RolloutRequest, SamplerContext
 
 
 SPARSE = 0.7
@@ -53,7 +53,7 @@ class Torch:
         check_settings(self)
         check_range(self, "max_rows", "[1, inf)")
 
-    def start(self, host: SamplerHost) -> TorchSampler:
+    def start(self, host: SamplerContext) -> TorchSampler:
         """Raises:
         ConfigError: there is no trainer.
         """
@@ -65,7 +65,7 @@ class TorchSampler:
 
     ranks_per_engine = 1
 
-    def __init__(self, settings: Torch, host: SamplerHost) -> None:
+    def __init__(self, settings: Torch, host: SamplerContext) -> None:
         engine = host.engine
         if engine is None:
             raise ConfigError(
@@ -80,14 +80,14 @@ class TorchSampler:
 
     def sample(
         self,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
         max_tokens: int | None = None,
-    ) -> list[Sample]:
+    ) -> list[Completion]:
         """Returns one answer for each row, in order.
 
         Args:
@@ -108,7 +108,7 @@ class TorchSampler:
         seeds = torch.tensor(
             [sample_seed(seed, step, row.group, row.sample) for row in rows], dtype=torch.int64
         )
-        samples: list[Sample] = []
+        samples: list[Completion] = []
         with self._engine.inference() as parts:
             for first in range(0, len(rows), settings.max_rows):
                 chunk = slice(first, first + settings.max_rows)
@@ -120,11 +120,11 @@ class TorchSampler:
     def _decode(
         self,
         model: Any,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         seeds: torch.Tensor,
         temperature: float | None,
         longest: int,
-    ) -> list[Sample]:
+    ) -> list[Completion]:
         device = self._engine.device
         layers = [_unwrapped(layer) for layer in model.layers.values()]
         numbers: dict[tuple[int, ...], int] = {}
@@ -165,7 +165,7 @@ class TorchSampler:
                 logits = _logits(model, _hidden(model, layers, tokens.unsqueeze(1), positions))
                 cache.commit()
         return [
-            Sample(ids, values, 0 if done else 1)
+            Completion(ids, values, 0 if done else 1)
             for (ids, values), done in zip(answers, is_done, strict=True)
         ]
 
@@ -177,7 +177,9 @@ class TorchSampler:
             tokens = logits.argmax(-1)
             return tokens, logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
         top_k, top_p = top_k_of(self._settings), top_p_of(self._settings)
-        return draw(truncate(logits / temperature, top_k=top_k, top_p=top_p), uniforms(seeds, position))
+        return sample_from_logits(
+            apply_top_k_top_p(logits / temperature, top_k=top_k, top_p=top_p), uniforms(seeds, position)
+        )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Takes the version; the weights are the trainer's own, so none are asked for, on no rank."""

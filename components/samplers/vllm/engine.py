@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titanrl.components.samplers.rules import check_rows, top_k_of, top_p_of
-from titanrl.components.samplers.vllm.draw import draw_by_inversion
 from titanrl.components.samplers.vllm.heads import Heads
 from titanrl.components.samplers.vllm.process import kept_process_state, kept_random_state, vllm_module
+from titanrl.components.samplers.vllm.sampling import draw_by_inversion
 from titanrl.components.samplers.vllm.weights import Repacker, load_documented
 from titanrl.errors import ConfigError
 from titanrl.ops.seeds import sample_seed
-from titanrl.protocols import Sample
+from titanrl.protocols import Completion
 
 if TYPE_CHECKING:
     from titanrl.components.samplers.vllm import VLLM
-    from titanrl.protocols import PromptRow, SamplerHost
+    from titanrl.protocols import RolloutRequest, SamplerContext
 
 __all__ = ["VLLMSampler"]
 
@@ -33,7 +33,7 @@ BLOCK = 32
 class VLLMSampler:
     """The live engine. Beside a trainer it begins without weights: ``load`` comes before ``sample``."""
 
-    def __init__(self, settings: VLLM, host: SamplerHost) -> None:
+    def __init__(self, settings: VLLM, host: SamplerContext) -> None:
         self._settings = settings
         self._host = host
         self._on_cpu = host.device == "cpu"
@@ -106,14 +106,14 @@ class VLLMSampler:
 
     def sample(
         self,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
         max_tokens: int | None = None,
-    ) -> list[Sample]:
+    ) -> list[Completion]:
         """Returns one answer for each row, in order.
 
         Args:
@@ -205,7 +205,7 @@ class VLLMSampler:
         gc.collect()
 
 
-def _needed_bytes(settings: VLLM, host: SamplerHost, dtype: str) -> int:
+def _needed_bytes(settings: VLLM, host: SamplerContext, dtype: str) -> int:
     """Returns what the keys and values of so many answers take at most, up to a gibibyte."""
     rows, size = settings.max_num_seqs, settings.tensor_parallel_size
     if host.num_rows is not None:
@@ -222,8 +222,8 @@ def _itself(model: Any) -> Any:
     return model
 
 
-def _sample_of(completion: Any) -> Sample:
+def _sample_of(completion: Any) -> Completion:
     ids = list(completion.token_ids)
     # By id: the first entry is the likeliest token's, sampled or not.
     logprobs = [entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True)]
-    return Sample(ids, logprobs, FINISH.get(completion.finish_reason, 2))
+    return Completion(ids, logprobs, FINISH.get(completion.finish_reason, 2))

@@ -11,7 +11,7 @@ from titanrl.components.samplers.rules import check_settings
 from titanrl.components.samplers.vllm.engine import VLLMSampler
 from titanrl.components.samplers.vllm.heads import Heads
 from titanrl.errors import check_range
-from titanrl.protocols import SamplerHost
+from titanrl.protocols import SamplerContext
 from titanrl.registry import register
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -89,7 +89,7 @@ class VLLM:
             text = f"must divide the {world_size} ranks, which share the engines, got {size}"
             yield "tensor_parallel_size", f"{text}; start a multiple of {size} processes (--nproc)."
 
-    def start(self, host: SamplerHost) -> VLLMSampler:
+    def start(self, host: SamplerContext) -> VLLMSampler:
         """Loads the engine, 10 to 30 s.
 
         Raises:

@@ -9,8 +9,8 @@ from itertools import combinations, takewhile
 from typing import Any, Literal
 
 from titanrl.components.sources.records.rows import parse_messages
-from titanrl.errors import suggest
-from titanrl.protocols import FixedRow, Messages, Step
+from titanrl.errors import did_you_mean
+from titanrl.protocols import Example, Messages, ProcessStep
 
 __all__ = ["COLUMNS", "OUT_KEYS", "PARSERS", "Format", "Record"]
 
@@ -60,7 +60,7 @@ class Record:
         name = self.name(column)
         if not self.has(column):
             keys = ", ".join(self.values) or "none"
-            near = suggest(name, self.values) if name not in self.values else "; it is null."
+            near = did_you_mean(name, self.values) if name not in self.values else "; it is null."
             raise ValueError(f"has no {name!r}{near or ';'} add it, or name it in columns. Keys: {keys}.")
         return self.values[name]
 
@@ -122,32 +122,32 @@ class Record:
         return ({"role": "user", "content": value},) if self.chat else value
 
 
-def _messages(record: Record) -> tuple[FixedRow, ...]:
-    return (FixedRow((), record.response(record.name("messages"), record.get("messages"))),)
+def _messages(record: Record) -> tuple[Example, ...]:
+    return (Example((), record.response(record.name("messages"), record.get("messages"))),)
 
 
-def _prompt_completion(record: Record) -> tuple[FixedRow, ...]:
+def _prompt_completion(record: Record) -> tuple[Example, ...]:
     prompt, (answer,) = record.prompt([record.answer("completion")])
-    return (FixedRow(prompt, answer),)
+    return (Example(prompt, answer),)
 
 
-def _preference(record: Record) -> tuple[FixedRow, ...]:
+def _preference(record: Record) -> tuple[Example, ...]:
     prompt, answers, scores = _ranking(record)
     has_scores, given = record.has("scores"), 0.0
     if record.has("margin"):
         given = _number(record, "margin", record.get("margin"))
-    rows: list[FixedRow] = []
+    rows: list[Example] = []
     for better, worse in combinations(sorted(range(len(answers)), key=lambda i: -scores[i]), 2):
         if scores[better] > scores[worse]:
             margin = {"margin": scores[better] - scores[worse] if has_scores else given}
-            rows += [FixedRow(prompt, answers[each], margin, record.head()) for each in (better, worse)]
+            rows += [Example(prompt, answers[each], margin, record.head()) for each in (better, worse)]
     return tuple(rows)
 
 
-def _ranked(record: Record) -> tuple[FixedRow, ...]:
+def _ranked(record: Record) -> tuple[Example, ...]:
     prompt, answers, scores = _ranking(record)
     return tuple(
-        FixedRow(prompt, answer, {"reward": score}, record.head())
+        Example(prompt, answer, {"reward": score}, record.head())
         for answer, score in zip(answers, scores, strict=True)
     )
 
@@ -178,15 +178,15 @@ def _ranking(record: Record) -> tuple[Messages | str, list[Messages | str], list
     return prompt, answers, scores
 
 
-def _unpaired(record: Record) -> tuple[FixedRow, ...]:
+def _unpaired(record: Record) -> tuple[Example, ...]:
     label = record.get("label")
     if label not in (True, False):
         raise ValueError(f"{record.name('label')} must be true (good) or false (bad), got {label!r:.80}.")
     prompt, (answer,) = record.prompt([record.answer("completion")])
-    return (FixedRow(prompt, answer, {"reward": float(label)}),)
+    return (Example(prompt, answer, {"reward": float(label)}),)
 
 
-def _stepwise(record: Record) -> tuple[FixedRow, ...]:
+def _stepwise(record: Record) -> tuple[Example, ...]:
     steps, labels = record.get("steps"), record.get("labels")
     name = record.name("steps")
     if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
@@ -199,8 +199,8 @@ def _stepwise(record: Record) -> tuple[FixedRow, ...]:
     if not all(0 <= label <= 1 for label in judged):
         raise ValueError(f"{record.name('labels')} must lie in [0, 1], got {labels!r:.80}.")
     judged_steps = zip(steps, judged, strict=True)
-    response = tuple(Step(step, label, record.separator) for step, label in judged_steps)
-    return (FixedRow(record.context(), response, head=record.head()),)
+    response = tuple(ProcessStep(step, label, record.separator) for step, label in judged_steps)
+    return (Example(record.context(), response, head=record.head()),)
 
 
 def _number(record: Record, column: str, value: Any) -> float:
@@ -209,7 +209,7 @@ def _number(record: Record, column: str, value: Any) -> float:
     return float(value)
 
 
-PARSERS: dict[Format, Callable[[Record], tuple[FixedRow, ...]]] = {
+PARSERS: dict[Format, Callable[[Record], tuple[Example, ...]]] = {
     "messages": _messages,
     "prompt_completion": _prompt_completion,
     "preference": _preference,

@@ -7,8 +7,8 @@ from typing import Literal
 
 from titanrl.components.sources.dataset.formats import COLUMNS, OUT_KEYS, PARSERS, Format, Record
 from titanrl.components.sources.records.files import Records, open_records
-from titanrl.errors import suggest
-from titanrl.protocols import FixedRow
+from titanrl.errors import did_you_mean
+from titanrl.protocols import Example
 from titanrl.registry import register
 
 __all__ = ["Dataset", "Examples"]
@@ -59,7 +59,7 @@ class Dataset:
             if column not in known:
                 raise ValueError(
                     f"columns must name what format {self.format!r} reads, got {column!r}"
-                    f"{suggest(column, known) or ';'} columns: {', '.join(known)}."
+                    f"{did_you_mean(column, known) or ';'} columns: {', '.join(known)}."
                 )
         if not self.separator:
             raise ValueError("separator must not be empty, got ''; a label needs a token to stand on.")
@@ -93,7 +93,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.records.values)
 
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+    def __getitem__(self, index: int) -> tuple[Example, ...]:
         settings = self.settings
         record = Record(self.records.values[index], settings.columns, settings.chat, settings.separator)
         return PARSERS[settings.format](record)

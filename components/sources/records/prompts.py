@@ -9,7 +9,7 @@ from typing import Any
 
 from titanrl.components.sources.records.files import Records
 from titanrl.components.sources.records.rows import parse_messages
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import ConfigError, did_you_mean
 from titanrl.protocols import Messages, Prompt
 
 __all__ = ["PromptColumns", "Prompts", "checked_prompts"]
@@ -39,7 +39,7 @@ class PromptColumns:
         # Arrow gives null where a row has none.
         key = next((key for key in keys if row.get(key) is not None), None)
         if key is None:
-            near = suggest(keys[-1], row)
+            near = did_you_mean(keys[-1], row)
             raise ValueError(f"has no {' or '.join(map(repr, keys))}{near} Keys: {', '.join(row) or 'none'}.")
         answer = row.get(self.answer_key)
         if not isinstance(answer, str):

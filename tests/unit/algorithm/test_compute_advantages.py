@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import titanrl
 from tests.laws.estimate_batches import Shape, scored_batch
-from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
 from titanrl.algorithm.reward_scaling import RewardScaling
 from titanrl.algorithm.table import Algorithm, KLTerm
 from titanrl.registry.decode import decode
@@ -54,7 +54,7 @@ KL_BATCH = {
 
 
 def test_reward_stands_on_the_last_trainable_token() -> None:
-    batch, _ = estimate(
+    batch, _ = compute_advantages(
         batch_of(**KL_BATCH), algorithm(advantage={"name": "reinforce_plus_plus", "whiten": False})
     )
     assert batch["token_reward"].tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
@@ -62,7 +62,7 @@ def test_reward_stands_on_the_last_trainable_token() -> None:
 
 
 def test_kl_in_the_reward_is_per_token_and_its_sum_is_what_the_row_loses() -> None:
-    batch, metrics = estimate(
+    batch, metrics = compute_advantages(
         batch_of(**KL_BATCH),
         algorithm(
             advantage={"name": "rloo", "source": "token_reward"},
@@ -84,19 +84,19 @@ def test_kl_is_taken_off_rewards_that_are_on_one_scale_already() -> None:
         reward_scaling={"clip": 1.2},
     )
     raw = batch_of(**KL_BATCH)
-    batch, metrics = estimate(raw, chosen)
+    batch, metrics = compute_advantages(raw, chosen)
     # Rewards 1 and 0: deviation sqrt(1/2), 1 / 0.7071 = 1.414, clipped.
     torch.testing.assert_close(batch["reward"], torch.tensor([1.2, 0.0]))
     torch.testing.assert_close(batch["token_reward"][0], torch.tensor([-0.05, 0.1, 0.0, 1.1]))
     assert raw["reward"].tolist() == [1.0, 0.0]
     assert metrics["reward/scale"] == pytest.approx(math.sqrt(0.5))
     assert metrics["reward/clipped_fraction"] == 0.5
-    assert metrics["reward/less_kl"] == pytest.approx((1.2 - 0.05 + 0 - 0.2) / 2)
+    assert metrics["reward/kl_penalized"] == pytest.approx((1.2 - 0.05 + 0 - 0.2) / 2)
 
 
 def test_filters_see_rewards_as_they_came_and_all_of_them_make_the_scale() -> None:
     rows = {"loss_mask": [[True]] * 4, "group_id": [0, 0, 1, 1], "reward": [1.0, 2.0, 4.0, 4.0]}
-    batch, metrics = estimate(
+    batch, metrics = compute_advantages(
         batch_of(**rows, baseline_reward=[1.0, 1.0, 4.0, 4.0]),
         algorithm(
             advantage={"name": "remax"}, filter=[{"name": "zero_variance"}], reward_scaling={"center": True}
@@ -112,8 +112,8 @@ def test_filters_see_rewards_as_they_came_and_all_of_them_make_the_scale() -> No
 
 def test_kl_in_the_advantage_comes_after_whitening() -> None:
     parts: dict[str, Any] = {"advantage": {"name": "reinforce_plus_plus_baseline"}}
-    plain, _ = estimate(batch_of(**KL_BATCH), algorithm(**parts))
-    batch, metrics = estimate(
+    plain, _ = compute_advantages(batch_of(**KL_BATCH), algorithm(**parts))
+    batch, metrics = compute_advantages(
         batch_of(**KL_BATCH), algorithm(**parts, kl={"placement": "advantage", "coefficient": 0.1})
     )
     penalty = torch.tensor([[0.05, -0.1, 0.0, 0.1], [0.0, 0.0, 0.2, 0.0]])
@@ -124,8 +124,8 @@ def test_kl_in_the_advantage_comes_after_whitening() -> None:
 
 def test_kl_in_the_loss_leaves_this_stage_alone() -> None:
     parts: dict[str, Any] = {"advantage": {"name": "rloo"}}
-    plain, metrics = estimate(batch_of(**KL_BATCH), algorithm(**parts))
-    batch, with_kl = estimate(
+    plain, metrics = compute_advantages(batch_of(**KL_BATCH), algorithm(**parts))
+    batch, with_kl = compute_advantages(
         batch_of(**KL_BATCH), algorithm(**parts, kl={"placement": "loss", "coefficient": 0.1})
     )
     assert torch.equal(batch["advantage"], plain["advantage"])
@@ -139,7 +139,7 @@ def test_the_controller_s_present_coefficient_counts() -> None:
     assert controlled.kl is not None
     assert controlled.kl.controller is not None
     controlled.kl.controller.coefficient = 0.5
-    batch, _ = estimate(batch_of(**KL_BATCH), controlled)
+    batch, _ = compute_advantages(batch_of(**KL_BATCH), controlled)
     assert batch["token_reward"][1].tolist() == [0.0, 0.0, -1.0, 0.0]
 
 
@@ -147,7 +147,7 @@ def test_a_row_passes_every_filter_and_zero_spread_is_counted_before() -> None:
     batch = batch_of(
         loss_mask=[[True]] * 6, group_id=[5, 5, 2, 2, 9, 9], reward=[1.0, 0.0, 1.0, 1.0, 0.25, 0.0]
     )
-    got, metrics = estimate(
+    got, metrics = compute_advantages(
         batch,
         algorithm(
             advantage={"name": "rloo"},
@@ -163,7 +163,7 @@ def test_a_row_passes_every_filter_and_zero_spread_is_counted_before() -> None:
 def test_no_row_left_is_an_empty_batch() -> None:
     batch = scored_batch(Shape((2, 3), 4, 0, 0.8))
     batch["reward"] = torch.full((5,), 0.35)
-    got, metrics = estimate(
+    got, metrics = compute_advantages(
         batch,
         algorithm(
             advantage={"name": "gae"}, filter=[{"name": "zero_variance"}], correction=[{"name": "tis"}],
@@ -179,7 +179,7 @@ def test_no_row_left_is_an_empty_batch() -> None:
 def test_filters_see_the_raw_reward_that_they_name() -> None:
     batch = batch_of(loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[1.0, 0.1, 1.0, 0.8])
     batch["rewards"] = TensorDict({"accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0])}, batch_size=[4])
-    got, _ = estimate(
+    got, _ = compute_advantages(
         batch, algorithm(advantage={"name": "grpo"}, filter=[{"name": "zero_variance", "key": "accuracy"}])
     )
     assert got["group_id"].tolist() == [0, 0]
@@ -197,7 +197,9 @@ CORRECTED = {
 
 def test_corrections_multiply_weights_and_and_their_keeps() -> None:
     chain = [{"name": "tis", "cap": 1.2}, {"name": "icepop", "low": 0.0, "high": 2.0}, {"name": "none"}]
-    batch, metrics = estimate(batch_of(**CORRECTED), algorithm(advantage={"name": "rloo"}, correction=chain))
+    batch, metrics = compute_advantages(
+        batch_of(**CORRECTED), algorithm(advantage={"name": "rloo"}, correction=chain)
+    )
     half, quarter = math.exp(0.5), math.exp(0.25)
     expected = torch.tensor([[1.2 * half, 1.0, 0.0], [1.0, 1.2 * quarter, 0.0]])
     torch.testing.assert_close(batch["correction_weight"], expected)
@@ -208,13 +210,13 @@ def test_corrections_multiply_weights_and_and_their_keeps() -> None:
         float(w.sum() ** 2 / (5 * (w**2).sum()))
     )
     assert metrics["correction/ratio_max"] == pytest.approx(math.exp(8), rel=1e-5)
-    assert metrics["sample/logprob_gap"] == pytest.approx(8.75 / 5)
+    assert metrics["sample/logprob_diff"] == pytest.approx(8.75 / 5)
 
 
 def test_a_correction_may_read_the_advantage_of_this_stage() -> None:
     batch = batch_of(**CORRECTED)
     batch["sampler_logprob"] = batch["sampler_logprob"] + 1.0  # Every row is 1 nat more off.
-    got, _ = estimate(
+    got, _ = compute_advantages(
         batch,
         algorithm(advantage={"name": "rloo"}, correction=[{"name": "off_policy_mask", "threshold": 0.5}]),
     )
@@ -227,8 +229,8 @@ def test_denominators_after_rejection(denominator: str, share: float) -> None:
     chosen = algorithm(
         advantage={"name": "rloo"}, correction=[{"name": "icepop", "high": 2.0}], denominator=denominator
     )
-    batch, _ = estimate(batch_of(**CORRECTED), chosen)
-    weight = weigh(batch, chosen)["loss_weight"]
+    batch, _ = compute_advantages(batch_of(**CORRECTED), chosen)
+    weight = compute_loss_weights(batch, chosen)["loss_weight"]
     torch.testing.assert_close(weight[batch["keep"]], torch.full((4,), share))
     dropped = batch["loss_mask"] & ~batch["keep"]
     assert weight[dropped].tolist() == pytest.approx([share if denominator == "trainable" else 0.0])
@@ -237,7 +239,7 @@ def test_denominators_after_rejection(denominator: str, share: float) -> None:
 
 def test_weigh_counts_over_the_rows_that_it_is_given() -> None:
     batch = scored_batch(Shape((2, 2), 5, 1, 0.8))
-    got = weigh(batch, algorithm(aggregation={"name": "sequence_mean"}))
+    got = compute_loss_weights(batch, algorithm(aggregation={"name": "sequence_mean"}))
     assert float(got["loss_weight"].sum()) == pytest.approx(1.0)
     assert "loss_weight" not in batch.keys()  # noqa: SIM118
 
@@ -245,14 +247,14 @@ def test_weigh_counts_over_the_rows_that_it_is_given() -> None:
 def test_explained_variance_is_absent_where_returns_do_not_vary() -> None:
     batch = scored_batch(Shape((2, 2), 6, 3, 0.9)).exclude("token_reward")
     chosen = algorithm(advantage={"name": "gae", "gamma": 0.9, "whiten": False})
-    got, metrics = estimate(batch, chosen)
+    got, metrics = compute_advantages(batch, chosen)
     mask = got["loss_mask"]
     error = (got["returns"] - got["value"])[mask].double()
     expected = 1 - error.var() / got["returns"][mask].double().var()
     assert metrics["critic/explained_variance"] == pytest.approx(float(expected))
 
     flat = batch.copy().update({"reward": torch.zeros(4), "value": torch.zeros_like(batch["value"])})
-    assert "critic/explained_variance" not in estimate(flat, chosen)[1]
+    assert "critic/explained_variance" not in compute_advantages(flat, chosen)[1]
 
 
 def test_the_input_is_never_written_to() -> None:
@@ -263,8 +265,8 @@ def test_the_input_is_never_written_to() -> None:
         advantage={"name": "gae"}, correction=[{"name": "tis"}, {"name": "top_entropy"}],
         kl={"placement": "reward", "coefficient": 0.1}, denominator="kept",
     )  # fmt: skip
-    got, _ = estimate(batch.lock_(), chosen)
-    weigh(got.lock_(), chosen)
+    got, _ = compute_advantages(batch.lock_(), chosen)
+    compute_loss_weights(got.lock_(), chosen)
     assert set(batch.keys(True)) == keys
     assert (batch == before).all()
     assert "loss_weight" not in got.keys()  # noqa: SIM118
@@ -275,6 +277,6 @@ def test_metrics_do_not_depend_on_the_order_of_rows() -> None:
     chosen = algorithm(
         advantage={"name": "gae"}, correction=[{"name": "tis"}], filter=[{"name": "reward_range"}]
     )
-    _, metrics = estimate(batch, chosen)
-    _, shuffled = estimate(batch[torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])], chosen)
+    _, metrics = compute_advantages(batch, chosen)
+    _, shuffled = compute_advantages(batch[torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])], chosen)
     assert shuffled == pytest.approx(metrics, rel=1e-5, abs=1e-6)  # The mean of whitened numbers is near 0.

@@ -14,10 +14,10 @@ from tests.laws.estimate_batches import label, tables
 from tests.unit.algorithm.test_compute_advantages import algorithm, batch_of
 from tests.unit.config.conftest import Write, registry_as_before, write
 from titanrl import PolicyOutputs
-from titanrl.algorithm.compute_advantages import estimate
+from titanrl.algorithm.compute_advantages import compute_advantages
 from titanrl.algorithm.objective import Objective
 from titanrl.config import load
-from titanrl.data.prompts import PromptFeed
+from titanrl.data.prompts import PromptLoader
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import masked_mean
 from titanrl.ops.sequence import sequence_mean
@@ -97,7 +97,7 @@ def test_k6_13_the_reported_reward_is_the_weighted_one() -> None:
     terms: list[Any] = [
         SimpleNamespace(
             component=lambda _, value=value: torch.tensor([value]), weight=weight, label=label, failure=0.0,
-            deadline_seconds=None,
+            timeout_seconds=None,
         )
         for label, value, weight in (("right", 1.0, 2.0), ("short", 0.4, 0.5))
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def test_k7_09_explained_variance_of_constant_returns_is_absent(
         value=torch.tensor([value]).float(), token_reward=to_go[:, :-1] - to_go[:, 1:],
     )  # fmt: skip
     chosen = algorithm(advantage={"name": "gae", "lam": 1.0, "whiten": False})
-    got, metrics = estimate(batch, chosen)
+    got, metrics = compute_advantages(batch, chosen)
     assert got["returns"].tolist() == [returns]
     assert metrics.get("critic/explained_variance") == (
         None if explained is None else pytest.approx(explained)
@@ -133,11 +133,11 @@ def test_k7_09_explained_variance_of_constant_returns_is_absent(
 
 def test_k7_08_a_running_mean_is_of_the_global_batch_and_in_the_checkpoint() -> None:
     """Ranks sample rewards [1, 2] and [3, 6]; each computes on all four, whose count is 4 and mean 3."""
-    prompts = PromptFeed([None], lambda _: [1], seed=0, max_prompt_tokens=1)  # type: ignore[arg-type, list-item]
+    prompts = PromptLoader([None], lambda _: [1], seed=0, max_prompt_tokens=1)  # type: ignore[arg-type, list-item]
     ranks = [algorithm(advantage={"name": "ema_baseline", "decay": 0.5}) for _ in range(2)]
     batch = batch_of(loss_mask=[[True]] * 4, group_id=[0, 1, 2, 3], reward=[1.0, 2.0, 3.0, 6.0])
     for chosen in ranks:
-        estimate(batch, chosen)
+        compute_advantages(batch, chosen)
     kept = 0.5**4
     states = [copy.deepcopy(LoopState(prompts.loader, chosen).state_dict()["parts"]) for chosen in ranks]
     assert states[0] == states[1]
@@ -146,6 +146,6 @@ def test_k7_08_a_running_mean_is_of_the_global_batch_and_in_the_checkpoint() -> 
     resumed = algorithm(advantage={"name": "ema_baseline", "decay": 0.5})
     LoopState(prompts.loader, resumed).load_state_dict(LoopState(prompts.loader, ranks[0]).state_dict())
     for chosen in (*ranks, resumed):
-        estimate(batch[[3, 0, 2, 1]], chosen)
+        compute_advantages(batch[[3, 0, 2, 1]], chosen)
         assert chosen.advantage is not None
         assert chosen.advantage.baseline[0] == pytest.approx((1 - kept * kept) * 3.0), "eight rows, not more"

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import titanrl
 from tests.unit.algorithm.test_compute_advantages import algorithm, batch_of
 from titanrl import PolicyOutputs
-from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
 from titanrl.algorithm.metrics import add, means
 from titanrl.algorithm.objective import Objective
 from titanrl.ops.masked import whiten
@@ -72,7 +72,7 @@ def test_k1_24_leaving_cut_answers_out_of_the_loss_changes_no_length_and_no_stat
         finish_reason=torch.tensor([0, 1], dtype=torch.int8),
     )
     chosen = algorithm(advantage={"name": "grpo", "std": "none"}, correction=[{"name": "finish_reason"}])
-    got, _ = estimate(batch, chosen)
+    got, _ = compute_advantages(batch, chosen)
     assert got["loss_mask"].sum(1).tolist() == [3, 5]
     assert got["advantage"][0, 0] == 0.5, "the cut row is still in its group's mean"
     assert not got["correction_weight"][1].any()
@@ -170,8 +170,8 @@ def test_k6_14_a_group_without_spread_still_feels_the_kl_and_counts() -> None:
         loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],
         old_logprob=torch.full((4, 1), -1.0), ref_logprob=torch.full((4, 1), -1.5),
     )  # fmt: skip
-    got, _ = estimate(batch, chosen)
-    weighed = weigh(got, chosen)
+    got, _ = compute_advantages(batch, chosen)
+    weighed = compute_loss_weights(got, chosen)
     assert not weighed["advantage"][:2].any()
     assert weighed["loss_weight"].flatten().tolist() == [0.25] * 4
     assert chosen.kl is not None
@@ -207,9 +207,11 @@ def test_k14_08_empty_selections_are_absent_and_never_crash() -> None:
         loss_mask=torch.zeros(2, 3, dtype=torch.bool), group_id=[0, 0], reward=[math.nan, math.nan],
         old_logprob=torch.zeros(2, 3), sampler_logprob=torch.zeros(2, 3),
     )  # fmt: skip
-    got, metrics = estimate(batch, algorithm(advantage={"name": "grpo"}, correction=[{"name": "tis"}]))
+    got, metrics = compute_advantages(
+        batch, algorithm(advantage={"name": "grpo"}, correction=[{"name": "tis"}])
+    )
     assert not got["advantage"].any()
-    assert not {"advantage/mean", "advantage/frac_zero_std", "sample/logprob_gap"} & set(metrics)
+    assert not {"advantage/mean", "advantage/frac_zero_std", "sample/logprob_diff"} & set(metrics)
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -217,7 +219,7 @@ def test_k14_09_reward_deviation_is_that_inside_groups() -> None:
     batch = batch_of(
         loss_mask=[[True]] * 8, group_id=[0] * 4 + [1] * 4, reward=[1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     )
-    _, metrics = estimate(batch, algorithm(advantage={"name": "grpo"}))
+    _, metrics = compute_advantages(batch, algorithm(advantage={"name": "grpo"}))
     assert metrics["reward/group_std"] == pytest.approx(0.288675, abs=1e-6)
     assert metrics["advantage/frac_zero_std"] == 0.5
 
@@ -225,6 +227,6 @@ def test_k14_09_reward_deviation_is_that_inside_groups() -> None:
 def test_stored_metrics_are_plain_numbers() -> None:
     """A tensor would keep a graph, or a device, alive."""
     batch: TensorDict = batch_of(loss_mask=[[True]] * 2, group_id=[0, 0], reward=[1.0, 0.0])
-    _, metrics = estimate(batch, algorithm(advantage={"name": "grpo"}))
+    _, metrics = compute_advantages(batch, algorithm(advantage={"name": "grpo"}))
     assert metrics
     assert all(type(value) is float for value in metrics.values())

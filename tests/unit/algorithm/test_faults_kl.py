@@ -10,7 +10,7 @@ import torch
 import titanrl
 from tests.unit.algorithm.test_compute_advantages import algorithm, batch_of
 from titanrl import PolicyOutputs
-from titanrl.algorithm.compute_advantages import estimate, weigh
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
 from titanrl.algorithm.objective import Objective
 from titanrl.ops.logprob import token_statistics
 
@@ -31,7 +31,7 @@ def test_k2_09_the_reported_kl_does_not_move_with_the_reward(placement: str, rew
         kl={"placement": placement, "coefficient": 0.1},
         advantage={"name": "reinforce_plus_plus", "whiten": False},
     )
-    got, metrics = estimate(batch, chosen)
+    got, metrics = compute_advantages(batch, chosen)
     assert metrics["kl/value"] == pytest.approx(0.3)
     penalty = torch.tensor([[0.02, 0.04]])
     placed = torch.tensor([[0.0, reward]])
@@ -67,7 +67,7 @@ def test_k2_13_the_kl_of_each_token_is_taken_off_once() -> None:
     chosen = algorithm(
         kl={"placement": "reward", "coefficient": 0.1}, advantage={"name": "rloo", "source": "token_reward"}
     )
-    got, _ = estimate(batch, chosen)
+    got, _ = compute_advantages(batch, chosen)
     assert got["token_reward"][0].tolist() == pytest.approx([-0.01, -0.02, 0.97], abs=1e-6)
     assert got["token_reward"][0].sum().item() == pytest.approx(0.94)
     assert got["advantage"][:, 0].tolist() == pytest.approx([0.94, -0.94], abs=1e-6)
@@ -104,7 +104,7 @@ def test_k2_17_the_kl_pulls_the_whole_policy_to_the_reference(
     )  # fmt: skip
     advantage = {"name": "reinforce_plus_plus", "whiten": False}
     chosen = algorithm(kl={"coefficient": 1.0, **kl}, advantage=advantage)
-    rows = weigh(estimate(batch, chosen)[0], chosen)
+    rows = compute_loss_weights(compute_advantages(batch, chosen)[0], chosen)
     rows["loss_weight"] = old.exp()[:, None]
     term = chosen.kl_in_loss
     objective = Objective(

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.algorithm.minibatches import minibatches
-from titanrl.engine.collectives import share
+from titanrl.engine.collectives import shard_batch
 
 
 def batch(sizes: list[int], length: int = 6) -> TensorDict:
@@ -53,7 +53,7 @@ def test_order_depends_on_seed_step_and_epoch_alone():
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_shares_hold_every_row_once_whole_groups_and_balanced_tokens(degree):
     whole = batch([3, 2, 4, 1, 3, 2])
-    shares = [share(whole, rank, degree) for rank in range(degree)]
+    shares = [shard_batch(whole, rank, degree) for rank in range(degree)]
     assert sorted(row for part in shares for row in part["row_id"].tolist()) == list(range(15))
     owners = [set(part["group_id"].tolist()) for part in shares]
     assert sum(len(owner) for owner in owners) == 6

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from titanrl.algorithm.pairs import in_pairs
+from titanrl.algorithm.pairs import to_preference_pairs
 
 
 def paired(reward: list[float], group: list[int]) -> list[list[int]]:
     """Returns (better row, worse row) of each pair."""
     batch = {"reward": torch.tensor(reward), "group_id": torch.tensor(group), "row": torch.arange(len(group))}
-    found = in_pairs(TensorDict(batch, batch_size=[len(group)]))
+    found = to_preference_pairs(TensorDict(batch, batch_size=[len(group)]))
     return found["row"].view(-1, 2).tolist()  # type: ignore[no-any-return]
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from titanrl.data.collate import assemble, trim
-from titanrl.protocols import PromptRow, Sample
+from titanrl.data.collate import collate_rollouts, trim
+from titanrl.protocols import Completion, RolloutRequest
 from titanrl.protocols.batch import check
 
 
 def batch():
     rows = [
-        PromptRow([10, 11, 12], 0, 0, "q", "a"),
-        PromptRow([10, 11, 12], 0, 1, "q", "a"),
-        PromptRow([20], 1, 0, "r", "b"),
+        RolloutRequest([10, 11, 12], 0, 0, "q", "a"),
+        RolloutRequest([10, 11, 12], 0, 1, "q", "a"),
+        RolloutRequest([20], 1, 0, "r", "b"),
     ]
     samples = [
-        Sample([20, 21, 2], [-1.0, -2.0, -3.0], 0),
-        Sample([7], [-0.5], 1),
-        Sample([0, 2], [-4.0, -5.0], 0),
+        Completion([20, 21, 2], [-1.0, -2.0, -3.0], 0),
+        Completion([7], [-0.5], 1),
+        Completion([0, 2], [-4.0, -5.0], 0),
     ]
-    return assemble(rows, samples, decode=lambda ids: ",".join(map(str, ids)), version=3)
+    return collate_rollouts(rows, samples, decode=lambda ids: ",".join(map(str, ids)), version=3)
 
 
 def test_labels_are_the_ids_one_place_on_and_the_first_response_token_is_trained():

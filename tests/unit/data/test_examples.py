@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from titanrl.data.collate import assemble_fixed
-from titanrl.data.encode import EncodedRow
-from titanrl.data.examples import DataFeed
+from titanrl.data.collate import collate_examples
+from titanrl.data.encode import TokenizedExample
+from titanrl.data.examples import ExampleLoader
 from titanrl.errors import ConfigError
-from titanrl.protocols import FixedRow
+from titanrl.protocols import Example
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,30 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+    def __getitem__(self, index: int) -> tuple[Example, ...]:
         if self.texts[index] == "broken":
             raise ValueError("is broken.")
-        return (FixedRow("p", self.texts[index]),)
+        return (Example("p", self.texts[index]),)
 
     def place(self, index: int) -> str:
         return f"texts:{index + 1}"
 
 
-def encode(row: FixedRow) -> EncodedRow:
+def encode(row: Example) -> TokenizedExample:
     assert isinstance(row.response, str)
     assert row.response != "unread"
     if row.response == "bad":
         raise ValueError("is bad.")
     ids = [ord(letter) for letter in f"p{row.response}"]
-    return EncodedRow(ids, [False] + [True] * (len(ids) - 1), {}, {})
+    return TokenizedExample(ids, [False] + [True] * (len(ids) - 1), {}, {})
 
 
-def feed(*texts: str, seed: int = 0, **keys: Any) -> DataFeed:
-    return DataFeed(Texts(texts, **keys), encode, seed=seed, seq_len=4)  # type: ignore[arg-type]
+def feed(*texts: str, seed: int = 0, **keys: Any) -> ExampleLoader:
+    return ExampleLoader(Texts(texts, **keys), encode, seed=seed, seq_len=4)  # type: ignore[arg-type]
 
 
-def walk(data: DataFeed, takes: int, size: int) -> list[str]:
-    groups = [group for _ in range(takes) for group in data.take(size).groups]
+def walk(data: ExampleLoader, takes: int, size: int) -> list[str]:
+    groups = [group for _ in range(takes) for group in data.next_batch(size).groups]
     return ["".join(map(chr, row.ids[1:])) for group in groups for row in group]
 
 
@@ -108,7 +108,7 @@ def test_scan_counts_what_is_there() -> None:
 def test_example_that_cannot_be_tokenized_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^texts:2: is bad\.$"):
         feed("a", "bad").check()
-    for read in (lambda data: data.take(1), lambda data: list(data.walk())):
+    for read in (lambda data: data.next_batch(1), lambda data: list(data.iterate_once())):
         with pytest.raises(ConfigError, match=r"^texts:1: is bad\.$"):
             read(feed("bad", too_long="drop"))
 
@@ -116,7 +116,7 @@ def test_example_that_cannot_be_tokenized_is_named() -> None:
 def test_too_long_examples_are_dropped_and_counted_where_asked() -> None:
     data = feed("a", "abcd", "b", too_long="drop")
     data.check()
-    groups, dropped = data.take(4)
+    groups, dropped = data.next_batch(4)
     assert len(groups) == 4
     assert dropped in (1, 2), "one for each epoch that was begun before the fourth was found"
     assert [len(group[0].ids) for group in groups] == [2] * 4
@@ -124,20 +124,20 @@ def test_too_long_examples_are_dropped_and_counted_where_asked() -> None:
 
 def test_data_of_nothing_but_too_long_examples_ends_in_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has a row of 5 tokens, more than \[training\] seq_len = 4"):
-        feed("abcd", "efgh", too_long="drop").take(1)
+        feed("abcd", "efgh", too_long="drop").next_batch(1)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_too_long_examples_at_the_end_of_one_epoch_and_the_start_of_the_next_are_no_end(seed: int) -> None:
     data = feed("a", "abcd", too_long="drop", seed=seed)
-    assert len(data.take(9).groups) == 9
+    assert len(data.next_batch(9).groups) == 9
 
 
 def test_held_out_examples_are_the_first_ones_and_never_repeated() -> None:
     data = feed("a", "abcd", "b", "c", too_long="drop")
     for _ in range(2):
-        assert [chr(group[0].ids[1]) for group in data.walk(2)] == ["a", "b"]
-    assert len(list(data.walk(9))) == 3
+        assert [chr(group[0].ids[1]) for group in data.iterate_once(2)] == ["a", "b"]
+    assert len(list(data.iterate_once(9))) == 3
 
 
 def test_empty_source_is_refused() -> None:
@@ -148,12 +148,12 @@ def test_empty_source_is_refused() -> None:
 def test_batch_is_label_aligned_and_right_padded() -> None:
     groups = [
         [
-            EncodedRow([5, 6, 7], [False, False, True], {"margin": 0.5}, {}),
-            EncodedRow([5, 8], [False, True], {"margin": 0.5}, {}),
+            TokenizedExample([5, 6, 7], [False, False, True], {"margin": 0.5}, {}),
+            TokenizedExample([5, 8], [False, True], {"margin": 0.5}, {}),
         ],
-        [EncodedRow([9, 10, 11, 12], [False, True, False, True], {"margin": 0.0}, {})],
+        [TokenizedExample([9, 10, 11, 12], [False, True, False, True], {"margin": 0.0}, {})],
     ]
-    batch = assemble_fixed(groups, out_keys=("margin",), first_group=3)
+    batch = collate_examples(groups, out_keys=("margin",), first_group=3)
     assert batch["input_ids"].tolist() == [[5, 6, 0], [5, 0, 0], [9, 10, 11]]
     assert batch["labels"].tolist() == [[6, 7, 0], [8, 0, 0], [10, 11, 12]]
     assert batch["loss_mask"].tolist() == [[False, True, False], [True, False, False], [True, False, True]]
@@ -164,7 +164,7 @@ def test_batch_is_label_aligned_and_right_padded() -> None:
 
 
 def test_step_labels_stand_where_their_mask_is() -> None:
-    row = EncodedRow([5, 6, 7, 8], [False, False, True, True], {}, {2: 1.0, 3: 0.25})
-    batch = assemble_fixed([[row]], out_keys=("token_reward",))
+    row = TokenizedExample([5, 6, 7, 8], [False, False, True, True], {}, {2: 1.0, 3: 0.25})
+    batch = collate_examples([[row]], out_keys=("token_reward",))
     assert batch["token_reward"].tolist() == [[0.0, 1.0, 0.25]]
     assert batch["loss_mask"].tolist() == [[False, True, True]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from titanrl.data.loader import Loader, Workers
-from titanrl.data.order import Order
+from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
 
 SIZE, SEED, BAD = 7, 3, 5
@@ -29,8 +29,8 @@ def read_slowly(index: int) -> int:
     return index
 
 
-def order(position: int = 0, size: int = SIZE) -> Order:
-    found = Order(size, seed=SEED)
+def order(position: int = 0, size: int = SIZE) -> IndexSampler:
+    found = IndexSampler(size, seed=SEED)
     found.load_state_dict({"position": position})
     return found
 

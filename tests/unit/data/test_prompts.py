@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from titanrl.data.prompts import PromptFeed
+from titanrl.data.prompts import PromptLoader
 from titanrl.errors import ConfigError
 from titanrl.protocols import Prompt
 
@@ -20,14 +20,14 @@ class Numbers:
         return Prompt(messages=str(index), answer=str(index))
 
 
-def feed(count: int, seed: int = 0, shuffle: bool = True) -> PromptFeed:
-    return PromptFeed(
+def feed(count: int, seed: int = 0, shuffle: bool = True) -> PromptLoader:
+    return PromptLoader(
         Numbers(count), lambda prompt: [int(prompt.messages)], seed=seed, max_prompt_tokens=4, shuffle=shuffle
     )
 
 
-def walk(prompts: PromptFeed, takes: int, size: int) -> list[str]:
-    return [row.text for _ in range(takes) for row in prompts.take(size, 1)]
+def walk(prompts: PromptLoader, takes: int, size: int) -> list[str]:
+    return [row.text for _ in range(takes) for row in prompts.next_batch(size, 1)]
 
 
 def test_each_epoch_holds_every_prompt_once_in_an_order_of_its_own():
@@ -50,7 +50,7 @@ def test_resumed_feed_goes_on_where_it_stopped_also_at_an_epochs_end_and_twice(s
 
 
 def test_rows_of_a_prompt_share_its_group_and_count_their_samples():
-    rows = feed(3, shuffle=False).take(2, 3, first_group=5)
+    rows = feed(3, shuffle=False).next_batch(2, 3, first_group=5)
     assert [(row.group, row.sample, row.text) for row in rows] == [
         (5, 0, "0"), (5, 1, "0"), (5, 2, "0"), (6, 0, "1"), (6, 1, "1"), (6, 2, "1"),
     ]  # fmt: skip
@@ -60,14 +60,14 @@ def test_prompt_that_the_template_refuses_is_named():
     def refuse(prompt: Prompt) -> list[int]:
         raise ValueError("is refused by the chat template: no.")
 
-    prompts = PromptFeed(Numbers(3), refuse, seed=0, max_prompt_tokens=4, shuffle=False)
+    prompts = PromptLoader(Numbers(3), refuse, seed=0, max_prompt_tokens=4, shuffle=False)
     with pytest.raises(ConfigError, match=r"^\[prompts\] prompt 0 is refused by the chat template: no\.$"):
-        prompts.take(1, 1)
+        prompts.next_batch(1, 1)
 
 
 def test_empty_source_and_overlong_prompt_are_refused_with_their_table():
     with pytest.raises(ConfigError, match=r"\[prompts\] holds no prompt"):
         feed(0)
-    long = PromptFeed(Numbers(1), lambda _: [0] * 5, seed=0, max_prompt_tokens=4)
+    long = PromptLoader(Numbers(1), lambda _: [0] * 5, seed=0, max_prompt_tokens=4)
     with pytest.raises(ConfigError, match=r"prompt 0 has 5 tokens, more than the 4"):
-        long.take(1, 1)
+        long.next_batch(1, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from titanrl.engine.collectives import total
+from titanrl.engine.collectives import all_reduce_sums
 
 
 def test_total_is_the_sum_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,5 +18,5 @@ def test_total_is_the_sum_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(dist, "all_gather_object", other_rank_failed_twice)
     counts = {"reward/a_failures": 1.0, "reward/b_failures": 3.0}
-    assert total(counts, None, 1) == counts
-    assert total(counts, None, 2) == {"reward/a_failures": 3.0, "reward/b_failures": 3.0}
+    assert all_reduce_sums(counts, None, 1) == counts
+    assert all_reduce_sums(counts, None, 2) == {"reward/a_failures": 3.0, "reward/b_failures": 3.0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from titanrl.config import dumps, load
-from titanrl.engine import Engine, EngineConfig, start
+from titanrl.engine import Engine, EngineConfig, init_distributed
 from titanrl.engine.export import export_run
 from titanrl.errors import ConfigError
 from titanrl.models.tiny import create
@@ -34,7 +34,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_export_holds_the_newest_checkpoints_weights(run: Path, tmp_path: Path) -> None:
-    start()
+    init_distributed()
     experiment = load(run / "experiment.toml")
     engine = Engine(EngineConfig.of(experiment), checkpoints=run / "checkpoints")
     for step in (1, 2):

@@ -12,9 +12,9 @@ import pytest
 from tests.unit.training.test_stages import ALONE, Letters, length_reward
 from titanrl import build
 from titanrl.config.tables import Reward
-from titanrl.data.prompts import PromptFeed
-from titanrl.eval.evaluate import Verdict, evaluate, interval
-from titanrl.protocols import PromptRow, Sample
+from titanrl.data.prompts import PromptLoader
+from titanrl.eval.evaluate import EvalResult, evaluate, interval
+from titanrl.protocols import Completion, RolloutRequest
 
 
 def test_binary_scores_get_wilsons_interval():
@@ -50,8 +50,8 @@ def test_prompt_that_is_asked_again_is_no_further_evidence():
 
 
 def test_two_models_are_compared_prompt_by_prompt():
-    def verdict(*scores: float) -> Verdict:
-        return Verdict("a", len(scores), 0, {}, {}, scores, "abcd"[: len(scores)])
+    def verdict(*scores: float) -> EvalResult:
+        return EvalResult("a", len(scores), 0, {}, {}, scores, "abcd"[: len(scores)])
 
     # By hand: the differences are 0, 1, 0, 1, their deviations from .5 square to 1; 4/3 for one of four.
     found = verdict(1.0, 1.0, 0.0, 1.0).less(verdict(1.0, 0.0, 0.0, 0.0))
@@ -68,7 +68,7 @@ def test_one_graded_score_says_nothing():
 class Judged(Letters):
     """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
 
-    def sample(self, rows: Sequence[PromptRow], **_: Any) -> list[Sample]:
+    def sample(self, rows: Sequence[RolloutRequest], **_: Any) -> list[Completion]:
         return super().sample(rows, step=0, seed=0, greedy=False)
 
 
@@ -79,7 +79,7 @@ def encode(prompt: Any) -> list[int]:
 def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
     prompts = [SimpleNamespace(messages=letter, answer="") for letter in "abc"]
-    feed = PromptFeed(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
+    feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
     settings = SimpleNamespace(
         num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None, selector=selector
     )

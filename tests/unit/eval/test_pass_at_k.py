@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from titanrl.eval.pass_at_k import best_of_k, majority, numbers_of_answers, pass_at_k
+from titanrl.eval.pass_at_k import best_of_k, k_values, maj_at_k, pass_at_k
 
 
 def test_pass_at_k_is_unbiased_not_the_power():
@@ -19,7 +19,7 @@ def test_pass_at_k_is_unbiased_not_the_power():
 
 
 def test_numbers_of_answers_are_powers_of_two_and_all():
-    assert [numbers_of_answers(n) for n in (2, 3, 4, 6)] == [[2], [2, 3], [2, 4], [2, 4, 6]]
+    assert [k_values(n) for n in (2, 3, 4, 6)] == [[2], [2, 3], [2, 4], [2, 4, 6]]
 
 
 def test_best_of_k_is_the_mean_over_all_draws():
@@ -45,8 +45,8 @@ def test_best_of_k_by_the_score_itself_is_pass_at_k():
 
 
 def test_majority_is_the_score_of_what_most_say():
-    assert majority(["7", "8", "7", None, None, None], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]) == 1.0
-    assert majority(["7", "8", "9", "8"], [1.0, 0.0, 0.0, 0.0]) == 0.0
+    assert maj_at_k(["7", "8", "7", None, None, None], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]) == 1.0
+    assert maj_at_k(["7", "8", "9", "8"], [1.0, 0.0, 0.0, 0.0]) == 0.0
     # A tie is broken by lot.
-    assert majority(["7", "8", "7", "8", "9"], [1.0, 0.0, 1.0, 0.0, 0.0]) == 0.5
-    assert majority([None, None], [0.0, 0.0]) == 0.0
+    assert maj_at_k(["7", "8", "7", "8", "9"], [1.0, 0.0, 1.0, 0.0, 0.0]) == 0.5
+    assert maj_at_k([None, None], [0.0, 0.0]) == 0.0

@@ -29,7 +29,7 @@ def test_pairs_are_right_by_score_sure_by_sigmoid_and_compared_in_length() -> No
     norm = (sum(gap**2 for gap in gaps) * sum(more**2 for more in longer)) ** 0.5
     expected = {
         "eval/accuracy": 2.5 / 4,
-        "eval/longer_accuracy": 2.5 / 4,
+        "eval/length_baseline_accuracy": 2.5 / 4,
         "eval/length_correlation": 3 * log(3.0) / norm,
         "eval/accuracy_at_50_60": 0.5,
         "eval/accuracy_at_70_80": 1.0,
@@ -46,7 +46,7 @@ def test_ranked_answers_make_every_unequal_pair_of_a_group_and_of_no_other() -> 
     found = score_quality(batch([2.0, 1.0, 0.0, -9.0], [1, 1, 1, 1], **keys), paired=False)
     assert found["eval/accuracy"] == 0.5
     assert "eval/length_correlation" not in found  # Lengths do not differ.
-    assert found["eval/longer_accuracy"] == 0.5
+    assert found["eval/length_baseline_accuracy"] == 0.5
 
 
 def test_rows_without_answer_are_in_no_pair() -> None:

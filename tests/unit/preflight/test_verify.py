@@ -12,7 +12,7 @@ import torch
 
 from titanrl.config import Experiment, load
 from titanrl.models.tiny import CHARACTERS, create
-from titanrl.preflight.verify import verify
+from titanrl.preflight.verify import preflight
 
 FILE = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 
@@ -27,7 +27,7 @@ def experiment(model: Path, *overrides: str) -> Experiment:
 
 
 def texts(loaded: Experiment, world_size: int | None = None) -> str:
-    return "\n".join(map(str, verify(loaded, world_size)))
+    return "\n".join(map(str, preflight(loaded, world_size)))
 
 
 def test_experiment_that_can_run_has_no_problems(model: Path) -> None:

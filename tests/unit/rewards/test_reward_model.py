@@ -27,7 +27,7 @@ from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
 from titanrl.ops.sequence import at_last_trainable
 from titanrl.preflight.memory import memory
-from titanrl.preflight.verify import verify
+from titanrl.preflight.verify import preflight
 from titanrl.serve.http import Batcher
 from titanrl.serve.reward_model import reward_app
 
@@ -194,7 +194,7 @@ def test_foreign_server_is_told_from_a_reward_server() -> None:
         ({"path": "a", "url": "http://b"}, "path or url must be given, got both"),
         ({"url": "node:1"}, "url must begin with http"),
         ({"url": "http://b", "batch_tokens": 5}, "batch_tokens is not used with url, got 5"),
-        ({"path": "a", "deadline_seconds": 5.0}, "deadline_seconds is not used with path"),
+        ({"path": "a", "timeout_seconds": 5.0}, "timeout_seconds is not used with path"),
         ({"path": "a", "std": 0.0}, r"std must be in \(0, inf\)"),
     ],
 )
@@ -214,7 +214,7 @@ def test_check_finds_a_reward_model_that_does_not_fit(folder: Path, tmp_path: Pa
     ):
         table = f"reward=[{{name='reward_model', path='{path}'}}]"
         experiment = load(EXPERIMENT, [f"model.path={policy}", table])
-        problems = [str(problem) for problem in verify(experiment)]
+        problems = [str(problem) for problem in preflight(experiment)]
         assert len(problems) == len(messages), problems
         for problem, message in zip(problems, messages, strict=True):
             assert problem.startswith("[reward.0] path")

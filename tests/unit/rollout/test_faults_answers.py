@@ -7,24 +7,24 @@ import torch
 
 from tests.unit.data.test_examples import Texts
 from tests.unit.training.test_kto_reference_point import batch_of, raw, session
-from titanrl.data.encode import EncodedRow
-from titanrl.data.examples import DataFeed
+from titanrl.data.encode import TokenizedExample
+from titanrl.data.examples import ExampleLoader
 from titanrl.errors import ConfigError, TrainingError
-from titanrl.protocols import FixedRow
+from titanrl.protocols import Example
 from titanrl.training.kto_reference_point import mismatched, set_reference_point
 
 PROMPT, ANSWER, LIMIT = [1, 2, 3], [4, 5, 6], 4
 
 
-def feed(*answers: str, too_long: str) -> DataFeed:
+def feed(*answers: str, too_long: str) -> ExampleLoader:
     """Returns examples of one prompt; an answer's length is that of its text."""
 
-    def encode(row: FixedRow) -> EncodedRow:
+    def encode(row: Example) -> TokenizedExample:
         assert isinstance(row.response, str)
         answer = ANSWER[: len(row.response)]
-        return EncodedRow(PROMPT + answer, [False] * 3 + [True] * len(answer), {}, {})
+        return TokenizedExample(PROMPT + answer, [False] * 3 + [True] * len(answer), {}, {})
 
-    return DataFeed(Texts(answers, too_long), encode, seed=0, seq_len=LIMIT)  # type: ignore[arg-type]
+    return ExampleLoader(Texts(answers, too_long), encode, seed=0, seq_len=LIMIT)  # type: ignore[arg-type]
 
 
 def test_k9_12_a_row_beyond_the_limit_is_refused_whole_and_never_cut() -> None:
@@ -33,7 +33,7 @@ def test_k9_12_a_row_beyond_the_limit_is_refused_whole_and_never_cut() -> None:
 
 
 def test_k9_12_or_dropped_and_counted() -> None:
-    drawn = feed("xxx", "x", too_long="drop").take(2)
+    drawn = feed("xxx", "x", too_long="drop").next_batch(2)
     assert [(row.ids, row.trained) for (row,) in drawn.groups] == [
         ([1, 2, 3, 4], [False, False, False, True])
     ] * 2

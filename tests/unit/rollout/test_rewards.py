@@ -28,7 +28,7 @@ class Term:
     label: str = "r"
     weight: float = 1.0
     failure: float = -7.0
-    deadline_seconds: float | None = None
+    timeout_seconds: float | None = None
 
 
 def make(*responses: str) -> TensorDict:
@@ -71,7 +71,7 @@ class Mute(Exception):
         raise RuntimeError
 
 
-LATE = "took longer than its deadline_seconds, 0.5"
+LATE = "took longer than its timeout_seconds, 0.5"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ LATE = "took longer than its deadline_seconds, 0.5"
 )
 def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
     """K8-06, K8-07: the middle row fails, whatever way; rows don't shift, and the reason is kept."""
-    scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), deadline_seconds=0.5)])
+    scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), timeout_seconds=0.5)])
     assert scores["rewards", "r"].tolist() == [1.0, -7.0, 3.0]
     assert scores["reward"].tolist() == [1.0, -7.0, 3.0]
     assert reasons == {"r": {1: why}}
@@ -113,17 +113,17 @@ def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any], w
 
 def test_function_that_hangs_on_everything_fails_everywhere() -> None:
     start = time.monotonic()
-    scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), deadline_seconds=0.3)])
+    scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
     assert scored.scores["reward"].tolist() == [-7.0, -7.0]
     assert scored.failures == (
-        {"reward/r_failures": 2.0}, {"r": "took longer than its deadline_seconds, 0.3"},
+        {"reward/r_failures": 2.0}, {"r": "took longer than its timeout_seconds, 0.3"},
     )  # fmt: skip
     assert time.monotonic() - start < 5
 
 
 def test_late_python_loop_is_stopped() -> None:
     before = set(threading.enumerate())
-    score_rewards(make("bad"), [Term(per_row(spin), deadline_seconds=0.2)])
+    score_rewards(make("bad"), [Term(per_row(spin), timeout_seconds=0.2)])
     deadline = time.monotonic() + 10
     while set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, "the spinning thread still runs"
@@ -152,7 +152,7 @@ def test_users_interrupt_stops_the_run() -> None:
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        score_rewards(make("a"), [Term(lambda batch: sleep(), deadline_seconds=20.0)])
+        score_rewards(make("a"), [Term(lambda batch: sleep(), timeout_seconds=20.0)])
     timer.join()
 
 
@@ -189,7 +189,7 @@ def test_two_rewards_with_one_label_are_refused() -> None:
 
 def test_pooled_reward_counts_its_late_rows() -> None:
     """K8-05: the tower is late, the next row is scored, the failure is counted."""
-    math = build("reward", {"name": "math_answer", "deadline_seconds": 3.0, "failure": -0.25})
+    math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure": -0.25})
     tower = "$5^{5^{5^{5^5}}}$"
     scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
     assert scores["reward"].tolist() == [1.0, -0.25, 1.0]

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from titanrl.config.rft import RFT
-from titanrl.rollout.generator import Answer
+from titanrl.rollout.generator import ScoredResponse
 from titanrl.rollout.selection import select
 
 PROMPT = ({"role": "user", "content": "1 + 1?"},)
 
 
-def answer(text: str, reward: float, *, tokens: int = 3, finish: int = 0, form: float = 1.0) -> Answer:
-    return Answer(text, tokens, finish, reward + 0.1 * form, {"right": reward, "form": form})
+def answer(
+    text: str, reward: float, *, tokens: int = 3, finish: int = 0, form: float = 1.0
+) -> ScoredResponse:
+    return ScoredResponse(text, tokens, finish, reward + 0.1 * form, {"right": reward, "form": form})
 
 
-def kept(answers: list[Answer], seen: set[str] | None = None, **settings: Any) -> list[str]:
+def kept(answers: list[ScoredResponse], seen: set[str] | None = None, **settings: Any) -> list[str]:
     """Returns the texts of what is written of the answers to one text prompt."""
     chosen = select(RFT(reward="right", **settings), "1 + 1?", answers, set() if seen is None else seen)
     return [row.get("completion") or f"{row['chosen']} > {row['rejected']}" for row in chosen.rows]

@@ -12,34 +12,39 @@ from pathlib import Path
 import pytest
 
 from tests.unit.runtime.worker_pool_targets import act, leave_children, threads_and_modules
-from titanrl.runtime.worker_pool import DeadlinePool, Outcome, call_each, descendants
+from titanrl.runtime.worker_pool import CallResult, WorkerPool, descendants, map_with_timeout
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[DeadlinePool]:
-    pool = DeadlinePool(act, num_workers=2)
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(act, num_workers=2)
     yield pool
     pool.close()
 
 
-def test_results_come_in_order(pool: DeadlinePool) -> None:
+def test_results_come_in_order(pool: WorkerPool) -> None:
     words = [f"w{index}" for index in range(20)]
-    assert pool.map([(word,) for word in words], 10.0) == [Outcome(word, None) for word in words]
+    assert pool.map([(word,) for word in words], 10.0) == [CallResult(word, None) for word in words]
 
 
 def test_no_items_start_no_worker() -> None:
-    pool = DeadlinePool(act)
+    pool = WorkerPool(act)
     assert pool.map([], 1.0) == []
     assert pool._workers == []
 
 
 @pytest.mark.parametrize("what", ["sleep", "spin", "tower"])
-def test_late_item_fails_and_the_next_is_scored(pool: DeadlinePool, what: str) -> None:
+def test_late_item_fails_and_the_next_is_scored(pool: WorkerPool, what: str) -> None:
     """K8-05: also inside C code that no signal handler interrupts."""
     pool.map([("warm",), ("warm",)], 10.0)
     start = time.monotonic()
     outcomes = pool.map([("a",), (what,), ("b",), ("c",)], 1.0)
-    assert outcomes == [Outcome("a", None), Outcome(None, "deadline"), Outcome("b", None), Outcome("c", None)]
+    assert outcomes == [
+        CallResult("a", None),
+        CallResult(None, "deadline"),
+        CallResult("b", None),
+        CallResult("c", None),
+    ]
     assert time.monotonic() - start < 8.0
 
 
@@ -52,36 +57,36 @@ def test_late_item_fails_and_the_next_is_scored(pool: DeadlinePool, what: str) -
         ("interrupt", "KeyboardInterrupt: "),
     ],
 )
-def test_exceptions_of_any_kind_are_failures(pool: DeadlinePool, what: str, failure: str) -> None:
+def test_exceptions_of_any_kind_are_failures(pool: WorkerPool, what: str, failure: str) -> None:
     """K8-06: BaseException, SystemExit and KeyboardInterrupt raised by graded code."""
     assert pool.map([("a",), (what,), ("b",)], 10.0) == [
-        Outcome("a", None),
-        Outcome(None, failure),
-        Outcome("b", None),
+        CallResult("a", None),
+        CallResult(None, failure),
+        CallResult("b", None),
     ]
 
 
-def test_dying_worker_is_replaced(pool: DeadlinePool) -> None:
+def test_dying_worker_is_replaced(pool: WorkerPool) -> None:
     outcomes = pool.map([("die",), ("a",), ("die",), ("b",)], 10.0)
     assert [outcome.failure for outcome in outcomes] == ["died", None, "died", None]
-    assert pool.map([("c",)], 10.0) == [Outcome("c", None)]
+    assert pool.map([("c",)], 10.0) == [CallResult("c", None)]
 
 
-def test_worker_killed_while_idle_costs_no_item(pool: DeadlinePool) -> None:
+def test_worker_killed_while_idle_costs_no_item(pool: WorkerPool) -> None:
     pool.map([("a",), ("b",)], 10.0)
     for worker in pool._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-    assert pool.map([("a",), ("b",), ("c",)], 10.0) == [Outcome(word, None) for word in "abc"]
+    assert pool.map([("a",), ("b",), ("c",)], 10.0) == [CallResult(word, None) for word in "abc"]
 
 
-def test_printing_item_does_not_disturb(pool: DeadlinePool, capfd: pytest.CaptureFixture[str]) -> None:
-    assert pool.map([("print",), ("a",)], 10.0) == [Outcome("print", None), Outcome("a", None)]
+def test_printing_item_does_not_disturb(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    assert pool.map([("print",), ("a",)], 10.0) == [CallResult("print", None), CallResult("a", None)]
     assert capfd.readouterr().out == ""
 
 
-def test_threads_share_a_pool(pool: DeadlinePool) -> None:
-    found: dict[str, list[Outcome]] = {}
+def test_threads_share_a_pool(pool: WorkerPool) -> None:
+    found: dict[str, list[CallResult]] = {}
 
     def use(name: str) -> None:
         found[name] = pool.map([(f"{name}{index}",) for index in range(8)], 10.0)
@@ -91,14 +96,14 @@ def test_threads_share_a_pool(pool: DeadlinePool) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == {name: [Outcome(f"{name}{index}", None) for index in range(8)] for name in "xyz"}
+    assert found == {name: [CallResult(f"{name}{index}", None) for index in range(8)] for name in "xyz"}
 
 
 def test_late_item_leaves_no_child(tmp_path: Path) -> None:
     """K8-11: neither a child nor an orphan in its own session survives."""
     note = tmp_path / "pids"
-    pool = DeadlinePool(leave_children, num_workers=1)
-    assert pool.map([(str(note),)], 8.0) == [Outcome(None, "deadline")]
+    pool = WorkerPool(leave_children, num_workers=1)
+    assert pool.map([(str(note),)], 8.0) == [CallResult(None, "deadline")]
     pids = [int(pid) for pid in note.read_text().split()]
     assert len(pids) == 2
     assert not [pid for pid in pids if is_running(pid)]
@@ -106,7 +111,7 @@ def test_late_item_leaves_no_child(tmp_path: Path) -> None:
 
 
 def test_close_ends_the_workers() -> None:
-    pool = DeadlinePool(act, num_workers=2)
+    pool = WorkerPool(act, num_workers=2)
     pool.map([("a",), ("b",)], 10.0)
     pids = [worker.process.pid for worker in pool._workers]
     assert len(pids) == 2
@@ -118,7 +123,7 @@ def test_close_ends_the_workers() -> None:
 @pytest.mark.usefixtures("interruptible")
 def test_users_interrupt_stops_the_run() -> None:
     """K8-06: Ctrl-C is the user's, not the grader's."""
-    pool = DeadlinePool(act, num_workers=1)
+    pool = WorkerPool(act, num_workers=1)
     pool.map([("a",)], 10.0)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -129,14 +134,14 @@ def test_users_interrupt_stops_the_run() -> None:
 
 
 def test_function_that_can_not_be_imported_is_said() -> None:
-    pool = DeadlinePool(act, imports=("no_such_module",), num_workers=1)
+    pool = WorkerPool(act, imports=("no_such_module",), num_workers=1)
     with pytest.raises(RuntimeError, match="no_such_module"):
         pool.map([("a",)], 10.0)
     pool.close()
 
 
 def test_workers_are_other_processes_without_torch() -> None:
-    ((pid, has_torch), failure) = call_each(threads_and_modules, [()], deadline_seconds=10.0)[0]
+    ((pid, has_torch), failure) = map_with_timeout(threads_and_modules, [()], timeout_seconds=10.0)[0]
     assert failure is None
     assert int(pid) != os.getpid()
     assert not has_torch

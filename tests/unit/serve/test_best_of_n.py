@@ -14,9 +14,15 @@ from tensordict import TensorDict
 from titanrl import build
 from titanrl.config.tables import Reward
 from titanrl.errors import ConfigError, TrainingError
-from titanrl.protocols import PromptRow, Sample
+from titanrl.protocols import Completion, RolloutRequest
 from titanrl.serve import best_of_n
-from titanrl.serve.best_of_n import Answers, BestOf, Candidate, Question, judges
+from titanrl.serve.best_of_n import (
+    BestOf,
+    GenerationRequest,
+    GenerationResult,
+    RankedResponse,
+    ranking_rewards,
+)
 
 
 class Alphabet:
@@ -27,12 +33,12 @@ class Alphabet:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
 
-    def sample(self, rows: Sequence[PromptRow], **given: Any) -> list[Sample]:
+    def sample(self, rows: Sequence[RolloutRequest], **given: Any) -> list[Completion]:
         self.asked.append({"rows": list(rows), **given})
         if given["temperature"] == 0.001:
             raise ValueError("temperature must be in [0.01, 2], got 0.001")
         length = given["max_tokens"] or 4
-        return [Sample([97 + row.sample + i for i in range(length)], [-0.5] * length, 1) for row in rows]
+        return [Completion([97 + row.sample + i for i in range(length)], [-0.5] * length, 1) for row in rows]
 
 
 class Letters:
@@ -57,7 +63,7 @@ class Term:
     label: str
     weight: float = 1.0
     failure: float = 0.0
-    deadline_seconds: float = 5.0
+    timeout_seconds: float = 5.0
 
 
 def near_c(batch: TensorDict) -> torch.Tensor:
@@ -94,8 +100,8 @@ def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_best_comes_first_and_what_could_not_be_judged_last_with_the_reason() -> None:
     """The failure's 0 would beat every other score but the best."""
-    (found,) = BestOf(host(Term(near_c, "near")))([Question("say", num=4, is_judged=True)])
-    assert isinstance(found, Answers)
+    (found,) = BestOf(host(Term(near_c, "near")))([GenerationRequest("say", num=4, is_judged=True)])
+    assert isinstance(found, GenerationResult)
     assert [(each.text, each.score) for each in found.ranked] == [
         ("cdef", 0.0), ("defg", -1.0), ("abcd", -2.0), ("bcde", None),
     ]  # fmt: skip
@@ -105,13 +111,13 @@ def test_best_comes_first_and_what_could_not_be_judged_last_with_the_reason() ->
 
 
 def test_equal_answers_stay_in_the_order_in_which_they_were_sampled() -> None:
-    (found,) = BestOf(host(Term(is_answer, "right")))([Question("say", "?", num=3, is_judged=True)])
+    (found,) = BestOf(host(Term(is_answer, "right")))([GenerationRequest("say", "?", num=3, is_judged=True)])
     assert [each.text for each in found.ranked] == ["abcd", "bcde", "cdef"]  # type: ignore[union-attr]
 
 
 def test_answers_are_ranked_by_the_named_reward_or_by_the_weighted_sum() -> None:
     rewards = Term(near_c, "near", weight=0.1), Term(is_answer, "right", weight=2.0)
-    question = Question("say", "abcd", num=1, is_judged=True)
+    question = GenerationRequest("say", "abcd", num=1, is_judged=True)
     for label, score, raw in (
         (None, 1.8, {"near": -2.0, "right": 1.0}),
         ("near", -2.0, {"near": -2.0}),
@@ -131,10 +137,10 @@ def test_questions_that_are_alike_share_one_call_and_one_round_of_rewards() -> N
 
     live = host(Term(counted, "count"))
     questions = [
-        Question("say", "x", num=2, is_judged=True, seed=5),
-        Question("ask", num=1, seed=6),
-        Question("say", num=1, temperature=0.0),
-        Question("say", num=3, is_judged=True, max_tokens=2),
+        GenerationRequest("say", "x", num=2, is_judged=True, seed=5),
+        GenerationRequest("ask", num=1, seed=6),
+        GenerationRequest("say", num=1, temperature=0.0),
+        GenerationRequest("say", num=3, is_judged=True, max_tokens=2),
     ]
     found = BestOf(live)(questions)
     asked = live.sampler.asked
@@ -148,7 +154,7 @@ def test_questions_that_are_alike_share_one_call_and_one_round_of_rewards() -> N
     assert calls == [5]
     scores = [[each.score for each in answers.ranked] for answers in found]  # type: ignore[union-attr]
     assert scores == [[1.0, 0.0], [None], [None], [4.0, 3.0, 2.0]]
-    assert found[1] == Answers(3, [Candidate("abcd", 4, 1)])
+    assert found[1] == GenerationResult(3, [RankedResponse("abcd", 4, 1)])
 
 
 def test_answer_ends_before_the_first_stop_text() -> None:
@@ -156,9 +162,9 @@ def test_answer_ends_before_the_first_stop_text() -> None:
         return torch.tensor([float(len(text)) for text in batch["text", "response"]])
 
     asked = [
-        Question("say", stop=("d", "cd"), is_judged=True),
-        Question("say", stop=("bc",), is_judged=True),
-        Question("say", stop=("x",), is_judged=True),
+        GenerationRequest("say", stop=("d", "cd"), is_judged=True),
+        GenerationRequest("say", stop=("bc",), is_judged=True),
+        GenerationRequest("say", stop=("x",), is_judged=True),
     ]
     found = BestOf(host(Term(length, "length")))(asked)
     best = [answers.ranked[0] for answers in found]  # type: ignore[union-attr]
@@ -171,20 +177,20 @@ def test_answer_ends_before_the_first_stop_text() -> None:
     ("question", "message"),
     [
         (
-            Question("long enough"),
+            GenerationRequest("long enough"),
             "the prompt has 11 tokens; with max_tokens = 4 that makes 15, more than 12",
         ),
-        (Question("say", max_tokens=10), "with max_tokens = 10 that makes 13, more than 12"),
-        (Question(""), "prompt has no tokens"),
-        (Question((5, 128)), "prompt must have token ids < 128, got 128"),
-        (Question(({"role": "user", "content": "a"},)), "messages is refused by the chat template"),
-        (Question("say", temperature=0.001), r"temperature must be in \[0.01, 2\]"),
+        (GenerationRequest("say", max_tokens=10), "with max_tokens = 10 that makes 13, more than 12"),
+        (GenerationRequest(""), "prompt has no tokens"),
+        (GenerationRequest((5, 128)), "prompt must have token ids < 128, got 128"),
+        (GenerationRequest(({"role": "user", "content": "a"},)), "messages is refused by the chat template"),
+        (GenerationRequest("say", temperature=0.001), r"temperature must be in \[0.01, 2\]"),
     ],
 )
-def test_question_that_cannot_be_answered_is_refused_alone(question: Question, message: str) -> None:
-    before, refused, after = BestOf(host())([Question("say"), question, Question((97, 98))])
-    assert isinstance(before, Answers)
-    assert isinstance(after, Answers)
+def test_question_that_cannot_be_answered_is_refused_alone(question: GenerationRequest, message: str) -> None:
+    before, refused, after = BestOf(host())([GenerationRequest("say"), question, GenerationRequest((97, 98))])
+    assert isinstance(before, GenerationResult)
+    assert isinstance(after, GenerationResult)
     with pytest.raises(ValueError, match=message):
         raise refused  # type: ignore[misc]
 
@@ -194,8 +200,10 @@ def test_rewards_that_raise_as_a_whole_are_told_to_those_who_asked_for_scores() 
         def scores(self, batch: TensorDict) -> list[float]:
             raise ConfigError("heads must weigh those of the model")
 
-    judged, plain = BestOf(host(Term(Gone(), "gone")))([Question("say", is_judged=True), Question("say")])
-    assert isinstance(plain, Answers)
+    judged, plain = BestOf(host(Term(Gone(), "gone")))(
+        [GenerationRequest("say", is_judged=True), GenerationRequest("say")]
+    )
+    assert isinstance(plain, GenerationResult)
     assert isinstance(judged, TrainingError)
     assert str(judged) == "the rewards failed: ConfigError: heads must weigh those of the model"
 
@@ -208,8 +216,8 @@ def test_judges_are_those_that_count_and_those_they_read() -> None:
         Reward(component=build("reward", {"name": "repetition"}), label="shown", weight=0.0),
     ]
     for label, wanted in ((None, ["shape", "box"]), ("shape", ["shape", "box"]), ("shown", ["shown"])):
-        assert [each.label for each in judges(rewards, label)] == wanted
+        assert [each.label for each in ranking_rewards(rewards, label)] == wanted
     with pytest.raises(
         ConfigError, match=r"--reward must be .*'boks'; did you mean 'box'\? labels: shape, box"
     ):
-        judges(rewards, "boks")
+        ranking_rewards(rewards, "boks")

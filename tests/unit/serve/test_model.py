@@ -15,23 +15,23 @@ from fastapi.testclient import TestClient
 from titanrl import build
 from titanrl.config.tables import Reward
 from titanrl.errors import ConfigError, TrainingError
-from titanrl.serve.best_of_n import Answers, Candidate, Question
-from titanrl.serve.http import Batcher, address, bound
+from titanrl.serve.best_of_n import GenerationRequest, GenerationResult, RankedResponse
+from titanrl.serve.http import Batcher, address, bind_socket
 from titanrl.serve.model import model_app, served_by
-from titanrl.serve.openai import Served
+from titanrl.serve.openai import ServerInfo
 
 
 class Model:
     """Answers with the number of the answer; scores fall with it."""
 
     def __init__(self) -> None:
-        self.calls: list[list[Question]] = []
+        self.calls: list[list[GenerationRequest]] = []
 
-    def __call__(self, questions: Sequence[Question]) -> list[Answers | Exception]:
+    def __call__(self, questions: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
         self.calls.append(list(questions))
         return [self._answer(question) for question in questions]
 
-    def _answer(self, question: Question) -> Answers | Exception:
+    def _answer(self, question: GenerationRequest) -> GenerationResult | Exception:
         if question.prompt == "bad":
             return ValueError("prompt is bad")
         if question.prompt == "gone":
@@ -40,10 +40,10 @@ class Model:
             raise MemoryError("out of memory")
         numbers = range(question.num)
         if question.is_judged:
-            return Answers(
-                3, [Candidate(f"a{i}", 2, i % 2, -float(i), {"x": -float(i)}, {}) for i in numbers]
+            return GenerationResult(
+                3, [RankedResponse(f"a{i}", 2, i % 2, -float(i), {"x": -float(i)}, {}) for i in numbers]
             )
-        return Answers(3, [Candidate(f"a{i}", 2, i % 2) for i in numbers])
+        return GenerationResult(3, [RankedResponse(f"a{i}", 2, i % 2) for i in numbers])
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def model() -> Model:
 
 
 def client(model: Model, **served: Any) -> TestClient:
-    app = model_app(Served("tiny", **served), Batcher(model).start())
+    app = model_app(ServerInfo("tiny", **served), Batcher(model).start())
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -72,7 +72,7 @@ def test_completion_has_openais_form(model: Model) -> None:
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
     }
-    assert model.calls == [[Question("say", num=2, seed=4, stop=("x",))]]
+    assert model.calls == [[GenerationRequest("say", num=2, seed=4, stop=("x",))]]
 
 
 def test_chat_has_openais_form_and_best_of_n_its_scores(model: Model) -> None:
@@ -89,7 +89,7 @@ def test_chat_has_openais_form_and_best_of_n_its_scores(model: Model) -> None:
     assert body["best_of"] == {"scored_by": "x", "scores": [[0.0, -1.0, -2.0]]}
     assert body["usage"]["completion_tokens"] == 6
     ((question,),) = model.calls
-    wanted = Question(
+    wanted = GenerationRequest(
         ({"role": "user", "content": "say"},), '{"tests": [1]}', num=3, is_judged=True, temperature=0.5,
         max_tokens=5, seed=question.seed,
     )  # fmt: skip
@@ -233,7 +233,7 @@ def test_batcher_works_on_what_waits_together_and_ends_after_it() -> None:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    with closing(bound("127.0.0.1", 0)) as taken:
+    with closing(bind_socket("127.0.0.1", 0)) as taken:
         yield taken
 
 
@@ -243,7 +243,7 @@ def test_taken_address_is_refused_before_anything_is_loaded(taken: socket.socket
     with pytest.raises(
         ConfigError, match=f"--host 127.0.0.1 --port {port} cannot be listened at: Address al"
     ):
-        bound("127.0.0.1", port)
+        bind_socket("127.0.0.1", port)
 
 
 def experiment(*rewards: Reward, **sampler: Any) -> Any:
@@ -256,11 +256,11 @@ def test_server_knows_who_ranks_and_who_reads_the_reference_answer() -> None:
     judge = {"name": "llm_judge", "endpoint": "http://a", "model": "b"}
     rewards.append(Reward(component=build("reward", judge), label="judge", weight=0.0))
     found = experiment(*rewards, top_p=0.9)
-    assert served_by(found, "m", 4, None) == Served("m", 4, "weighted sum", ("right",), 0.9)
-    assert served_by(found, "m", 4, "form") == Served("m", 4, "form", (), 0.9)
-    assert served_by(found, "m", None, "judge") == Served("m", None, "judge", (), 0.9)
+    assert served_by(found, "m", 4, None) == ServerInfo("m", 4, "weighted sum", ("right",), 0.9)
+    assert served_by(found, "m", 4, "form") == ServerInfo("m", 4, "form", (), 0.9)
+    assert served_by(found, "m", None, "judge") == ServerInfo("m", None, "judge", (), 0.9)
     for without in (experiment(), experiment(rewards[-1])):
-        assert served_by(without, "m", None, None) == Served("m")
+        assert served_by(without, "m", None, None) == ServerInfo("m")
         with pytest.raises(
             ConfigError, match=r"--best-of 4 needs a \[\[reward\]\] that ranks the answers, of a"
         ):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tools.bench import bench as app
 from tools.benchmark_results import Ratio, dumps, loads, measured, merged, page, regressed
-from tools.ratios_plot import draw, figure
+from tools.ratios_plot import figure, plot
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "benchmarks" / "baseline.json"
@@ -115,5 +115,5 @@ def test_picture_has_every_ratio_on_its_place(tmp_path: Path) -> None:
     ]  # fmt: skip
     drawn = [[list(line.get_xdata()) for line in axis.get_lines()] for axis in axes]
     assert drawn == [[[0.9], [1.0, 1.0]], [[20.0, 40.0], [30.0], [1.0, 1.0]]]
-    pictures = [draw([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
+    pictures = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
     assert pictures[0] == pictures[1]

@@ -14,11 +14,11 @@ from tests.unit.algorithm.test_compute_advantages import algorithm
 from tests.unit.data.test_examples import feed as data_of
 from tests.unit.data.test_prompts import feed as prompts_of
 from tests.unit.engine.one_weight import NO_TERMS, OneWeight, rows_of
-from titanrl.algorithm.compute_advantages import weigh
+from titanrl.algorithm.compute_advantages import compute_loss_weights
 from titanrl.algorithm.metrics import means
 from titanrl.algorithm.minibatches import minibatches
 from titanrl.algorithm.objective import Objective
-from titanrl.rollout.sampling import deal
+from titanrl.rollout.sampling import shard_prompts
 from titanrl.training.offline import validate
 from titanrl.training.session import Session
 from titanrl.training.step import optimize
@@ -29,7 +29,7 @@ SUPERVISED = algorithm(loss={"name": "sft"})
 def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
     """Returns a session with the parts that the tests need, on one rank."""
     loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
-    loop |= {"max_update_kl": None, "skip_zero_advantage": False}
+    loop |= {"target_kl": None, "skip_zero_advantage": False}
     loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
     chosen = parts.pop("algorithm", SUPERVISED)
     engine = SimpleNamespace(
@@ -61,7 +61,7 @@ def test_k3_12_a_step_of_fewer_rows_is_no_smaller() -> None:
     norms = []
     for count in (4, 4, 2):
         found = OneWeight().update(
-            weigh(rows_of([1] * count), SUPERVISED), Objective(loss=SUPERVISED.loss), NO_TERMS
+            compute_loss_weights(rows_of([1] * count), SUPERVISED), Objective(loss=SUPERVISED.loss), NO_TERMS
         )
         norms.append(found["update/grad_norm"][0])
     assert norms == [1.0, 1.0, 1.0]
@@ -80,7 +80,7 @@ def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy(
     session = session_of(
         policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
     )
-    rows = session.feed.take(4, 3)
+    rows = session.feed.next_batch(4, 3)
     assert [(row.group, row.sample) for row in rows] == [(g, i) for g in range(4) for i in range(3)]
     batch = rows_of([1] * 12)
     batch["group_id"] = torch.tensor([row.group for row in rows])
@@ -114,8 +114,8 @@ def _two(policy: titanrl.PolicyOutputs, batch: TensorDict) -> titanrl.TokenLoss:
 def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> None:
     prompts, data = prompts_of(10), data_of(*"abcdefghij")
     for seen in (
-        [[row.text for row in prompts.take(4, 1)] for _ in range(5)],
-        [[group[0].ids[1] for group in data.take(4).groups] for _ in range(5)],
+        [[row.text for row in prompts.next_batch(4, 1)] for _ in range(5)],
+        [[group[0].ids[1] for group in data.next_batch(4).groups] for _ in range(5)],
     ):
         assert [len(each) for each in seen] == [4] * 5
         assert len({*seen[0], *seen[1], *seen[2][:2]}) == 10
@@ -123,9 +123,10 @@ def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
-    rows = prompts_of(10).take(10, 2)
+    rows = prompts_of(10).next_batch(10, 2)
     taken = [
-        [(rows[number].group, rows[number].sample) for number in share] for share in deal(rows, degree, 8)
+        [(rows[number].group, rows[number].sample) for number in share]
+        for share in shard_prompts(rows, degree, 8)
     ]
     assert sorted(row for share in taken for row in share) == [
         (group, sample) for group in range(10) for sample in range(2)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from titanrl import build
 from titanrl.config.tables import Reward
-from titanrl.protocols import PromptRow, Sample
+from titanrl.protocols import Completion, RolloutRequest
 from titanrl.rollout.sample_rows import sample_rows
 from titanrl.training.stages import batch_metrics, sample, score
 
@@ -31,11 +31,11 @@ class Letters:
         self.asked: list[tuple[int, bool]] = []
 
     def sample(
-        self, rows: Sequence[PromptRow], *, step: int, seed: int, greedy: bool, **_: Any
-    ) -> list[Sample]:
+        self, rows: Sequence[RolloutRequest], *, step: int, seed: int, greedy: bool, **_: Any
+    ) -> list[Completion]:
         self.asked.append((len(rows), greedy))
         lengths = [len(row.prompt_ids) if greedy else row.sample + 1 for row in rows]
-        return [Sample([7] * length, [-0.5] * length, 0) for length in lengths]
+        return [Completion([7] * length, [-0.5] * length, 0) for length in lengths]
 
 
 def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob: str = "recompute") -> Any:
@@ -59,10 +59,10 @@ def letters(ids: Sequence[int]) -> list[str]:
     return ["a"] * len(ids)
 
 
-def rows() -> list[PromptRow]:
+def rows() -> list[RolloutRequest]:
     """Two groups of three, of prompts with two tokens and with four."""
     return [
-        PromptRow(prompt_ids=[5] * (2 * group), group=group, sample=number)
+        RolloutRequest(prompt_ids=[5] * (2 * group), group=group, sample=number)
         for group in (1, 2)
         for number in range(3)
     ]
@@ -88,7 +88,7 @@ def test_failures_on_greedy_answers_are_counted() -> None:
     def breaks(batch: TensorDict) -> torch.Tensor:
         raise RuntimeError("broken")
 
-    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, deadline_seconds=5.0)
+    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, timeout_seconds=5.0)
     batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
     assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
@@ -123,7 +123,7 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
 
 def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
-    scored, _ = score(live, sample(live, [PromptRow(prompt_ids=[5], group=0, sample=3)], step=0)[0])
+    scored, _ = score(live, sample(live, [RolloutRequest(prompt_ids=[5], group=0, sample=3)], step=0)[0])
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
     (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)

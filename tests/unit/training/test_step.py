@@ -37,7 +37,7 @@ def outcome(
     """Returns policy, critic and metrics after a batch of two epochs of two minibatches."""
     policy, critic = Scripted(distances), OneWeight(head="value")
     chosen = algorithm(loss={"name": "ppo_clip"}, advantage={"name": "grpo"})
-    session = session_of(policy, critic, algorithm=chosen, minibatches=2, epochs=2, max_update_kl=limit)  # type: ignore[arg-type]
+    session = session_of(policy, critic, algorithm=chosen, minibatches=2, epochs=2, target_kl=limit)  # type: ignore[arg-type]
     session.engine.policy = SimpleNamespace(schedule=SimpleNamespace(step=lambda: step_rate(policy)))
     rows = rows_of([2, 3])
     rows["value"], rows["returns"] = rows["labels"].float(), rows["labels"].float()
@@ -55,7 +55,7 @@ def step_rate(policy: Scripted) -> None:
 def test_policy_is_spared_the_rest_of_a_batch_once_it_is_further_than_the_limit(distances, made):
     policy, critic, metrics = outcome(distances, limit=0.02)
     assert policy.updates == made
-    assert metrics["update/left_out"] == 4 - made
+    assert metrics["update/early_stopped"] == 4 - made
     # The critic learns on, and the learning rate is where it would be.
     assert critic.updates == 4
     assert policy.rates == 4
@@ -64,9 +64,9 @@ def test_policy_is_spared_the_rest_of_a_batch_once_it_is_further_than_the_limit(
 def test_no_step_is_left_out_without_a_limit():
     policy, _, metrics = outcome((9.0,) * 4, limit=None)
     assert policy.updates == 4
-    assert "update/left_out" not in metrics
+    assert "update/early_stopped" not in metrics
 
 
 def test_loss_that_does_not_say_how_far_is_refused():
-    with pytest.raises(ConfigError, match="max_update_kl needs a loss that reports approx_kl"):
+    with pytest.raises(ConfigError, match="target_kl needs a loss that reports approx_kl"):
         outcome((None,) * 4, limit=0.02)

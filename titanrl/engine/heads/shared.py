@@ -11,13 +11,13 @@ from titanrl.engine.heads.token import TokenHead
 from titanrl.engine.heads.value import ValueHead
 from titanrl.ops.logprob import TokenStatistics
 
-__all__ = ["VALUE", "Answer", "SharedHead"]
+__all__ = ["VALUE", "ActorCriticOutput", "ActorCriticHead"]
 
 VALUE = "lm_head.value"
 """Name of the critic's head in a policy: no part of what is sampled from or exported."""
 
 
-class Answer(NamedTuple):
+class ActorCriticOutput(NamedTuple):
     """What both heads say of the tokens asked for."""
 
     tokens: TokenStatistics
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     """[S] float32."""
 
 
-class SharedHead(TokenHead):
+class ActorCriticHead(TokenHead):
     """A policy's lm_head that holds a critic's head too; who asks for logits sees the policy's alone."""
 
     @dataclass(kw_only=True, slots=True)
@@ -47,4 +47,4 @@ class SharedHead(TokenHead):
         if self.asked is None:
             return found
         with self.value.request(self.asked):
-            return Answer(found, self.value(input))
+            return ActorCriticOutput(found, self.value(input))

@@ -16,10 +16,10 @@ from torchtitan.models.common import Linear
 from titanrl.ops import row_kernels
 from titanrl.ops.logprob import token_statistics
 
-__all__ = ["Head", "Request", "TokenHead", "compiled_kernels"]
+__all__ = ["Head", "HeadQuery", "TokenHead", "compiled_kernels"]
 
 
-class Request(NamedTuple):
+class HeadQuery(NamedTuple):
     """What a forward pass shall return instead of logits."""
 
     chosen: torch.Tensor
@@ -44,11 +44,11 @@ class Head(Linear):  # type: ignore[misc]  # torchtitan has no types
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.asked: Request | None = None
+        self.asked: HeadQuery | None = None
         """What the forward is to answer; None: everything, for all positions."""
 
     @contextmanager
-    def request(self, request: Request) -> Iterator[None]:
+    def request(self, request: HeadQuery) -> Iterator[None]:
         """Within the block the forward answers ``request``."""
         self.asked = request
         try:

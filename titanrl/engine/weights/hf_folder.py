@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from titanrl.engine.heads.shared import VALUE
-from titanrl.engine.weights.stream import precision, stream
+from titanrl.engine.weights.stream import iter_state_dict, precision
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import value_model_keys
 
@@ -125,7 +125,7 @@ def export(
         files.append({})
         held.clear()
 
-    for name, value in stream(model, pp_group):
+    for name, value in iter_state_dict(model, pp_group):
         if not is_writer:
             continue
         held[name] = value.to(dtype=precision(name, dtype), device="cpu").contiguous()

@@ -19,11 +19,11 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.weights.stream import parameters, precision
 from titanrl.models.spec import model_spec
 
-__all__ = ["replica"]
+__all__ = ["full_parameters"]
 
 
 @contextmanager
-def replica(model: Model, mesh: Mesh, *, max_length: int, dtype: str) -> Iterator[Decoder]:
+def full_parameters(model: Model, mesh: Mesh, *, max_length: int, dtype: str) -> Iterator[Decoder]:
     """Lends a whole language model with the weights of ``model``; a collective.
 
     Args:

@@ -15,20 +15,20 @@ from titanrl.engine.weights.gather import gather
 if TYPE_CHECKING:
     from titanrl.engine.build import Model
 
-__all__ = ["parameters", "precision", "stream"]
+__all__ = ["parameters", "precision", "iter_state_dict"]
 
 UNROUNDED = ("expert_bias", "e_score_correction_bias")
 """What chooses experts, by either name: rounded, it would choose others."""
 
 
-def stream(
+def iter_state_dict(
     model: Model, pp_group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (Hugging Face name, full tensor) on every rank, parameter by parameter: see ``parameters``."""
     for name, value in parameters(model, pp_group, dtype):
         named = model.adapter.to_hf({name: value})
         del value  # What is reordered is a copy.
-        yield from _drained(named)
+        yield from _drain(named)
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def _tensors(
     state = dict(_own(module, prefix, dtype))
     for hook in module._state_dict_hooks.values():
         hook(module, state, prefix, {})
-    yield from _drained(state)
+    yield from _drain(state)
 
 
 def _own(
@@ -105,7 +105,7 @@ def _own(
             yield from _tensors(child, f"{prefix}{name}.", dtype)
 
 
-def _drained(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _drain(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the items, and holds none that it has yielded."""
     while tensors:
         name = next(iter(tensors))

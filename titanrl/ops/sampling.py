@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["draw", "truncate"]
+__all__ = ["sample_from_logits", "apply_top_k_top_p"]
 
 BLOCK = 256
 """Tokens whose probabilities are summed before one of them is looked for."""
 
 
-def draw(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_from_logits(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns tokens [R] int64 drawn from softmax(logits), and their log-probs [R] float32, nats.
 
     The token is the first at which the cumulative probability exceeds ``uniform``; one of probability 0 is
@@ -52,7 +52,9 @@ def _first_above(
     return column.squeeze(-1), (target - before).clamp_min(0)
 
 
-def truncate(logits: torch.Tensor, *, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
+def apply_top_k_top_p(
+    logits: torch.Tensor, *, top_k: int | None = None, top_p: float | None = None
+) -> torch.Tensor:
     """Returns logits [R, V], -inf outside the ``top_k`` likeliest and the smallest set of mass ``top_p``.
 
     top_k is applied first and top_p to what remains, as vLLM does. None switches one off; ties with the last

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["complement"]
+__all__ = ["one_minus_exp"]
 
 
-def complement(logprob: torch.Tensor) -> torch.Tensor:
+def one_minus_exp(logprob: torch.Tensor) -> torch.Tensor:
     """Returns ``1 - exp(logprob)`` without the rounding of that difference near probability 1.
 
     As ``(1 + exp(x)) tanh(-x / 2)``: expm1 would do, but the vectorised code of torch 2.13's compiler

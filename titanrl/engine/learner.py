@@ -9,18 +9,18 @@ from titanrl.algorithm.metrics import Sums
 from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.engine.optimizer import build_optimizers, build_schedule
-from titanrl.engine.role import Role
+from titanrl.engine.scoring_model import ScoringModel
 from titanrl.engine.update import Updater
 
-__all__ = ["Trainee"]
+__all__ = ["Learner"]
 
 
-class Trainee:
+class Learner:
     """A model whose weights move, and what moves them."""
 
     def __init__(
         self,
-        role: Role,
+        role: ScoringModel,
         *,
         optimizer: Optimizer,
         lr_scheduler: LRScheduler,
@@ -36,7 +36,7 @@ class Trainee:
         self.optimizers = build_optimizers(optimizer, role.model.parts)
         self.schedule = build_schedule(lr_scheduler, self.optimizers, steps)
         self._updater = Updater(role, self.optimizers, self.schedule, max_norm=max_norm, backend=backend)
-        self.has_moved = False
+        self.is_updated = False
         """Whether the weights are others than those of the model's folder."""
 
     def score(self, rows: TensorDict, keys: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -46,7 +46,7 @@ class Trainee:
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
         metrics = self._updater.update(rows, objective, coefficients)
-        self.has_moved |= not metrics["update/skipped"][0]
+        self.is_updated |= not metrics["update/skipped"][0]
         return metrics
 
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:

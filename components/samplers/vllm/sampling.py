@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from titanrl.ops.draw import draw
+from titanrl.ops.sampling import sample_from_logits
 
 __all__ = ["draw_by_inversion"]
 
@@ -30,7 +30,7 @@ def draw_by_inversion(worker: Any) -> None:
         uniform = torch.rand(len(logits), dtype=torch.float64)
         for row, generator in generators.items():
             uniform[row] = torch.rand((), dtype=torch.float64, generator=generator)
-        token, logprob = draw(logits, uniform)
+        token, logprob = sample_from_logits(logits, uniform)
         # In place, as vLLM's own steps are: from here on only log-probs are read.
         at_token = logits.gather(-1, token.unsqueeze(-1))
         return token, logits.sub_(at_token - logprob.unsqueeze(-1))

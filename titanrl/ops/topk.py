@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Likeliest", "likeliest"]
+__all__ = ["TopK", "topk"]
 
 
-class Likeliest(NamedTuple):
+class TopK(NamedTuple):
     """The same on every rank; the largest first."""
 
     ids: torch.Tensor
@@ -18,7 +18,7 @@ class Likeliest(NamedTuple):
     """[C, K] float32."""
 
 
-def likeliest(logits: torch.Tensor, k: int, *, group: Any = None, vocab_start: int = 0) -> Likeliest:
+def topk(logits: torch.Tensor, k: int, *, group: Any = None, vocab_start: int = 0) -> TopK:
     """Returns the ``k`` largest logits of each row and their token ids.
 
     Sharded over ``group``, each rank brings the largest of its slice, and the largest of those are taken:
@@ -31,7 +31,7 @@ def likeliest(logits: torch.Tensor, k: int, *, group: Any = None, vocab_start: i
     local = logits.topk(min(k, logits.shape[-1]), dim=-1)
     values, ids = local.values.float(), local.indices + vocab_start
     if group is None:
-        return Likeliest(ids, values)
+        return TopK(ids, values)
     # Both in one collective: float64 holds every float32 and every token id exactly.
     mine = torch.stack([values.double(), ids.double()])
     mine = torch.nn.functional.pad(mine, (0, k - mine.shape[-1]), value=-torch.inf)
@@ -39,4 +39,4 @@ def likeliest(logits: torch.Tensor, k: int, *, group: Any = None, vocab_start: i
     torch.distributed.all_gather(parts, mine, group=group)
     values, ids = torch.cat(parts, dim=-1)
     best = values.topk(k, dim=-1)
-    return Likeliest(ids.gather(-1, best.indices).long(), best.values.float())
+    return TopK(ids.gather(-1, best.indices).long(), best.values.float())

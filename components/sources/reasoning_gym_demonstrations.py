@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from titanrl.components.sources.reasoning_gym import GeneratedQuestions, Questions
-from titanrl.protocols import FixedRow
+from titanrl.protocols import Example
 from titanrl.registry import register
 
 __all__ = ["ReasoningGymAnswers", "RightAnswers"]
 
 
-@register("source", "reasoning_gym_answers")
+@register("source", "reasoning_gym_demonstrations")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningGymAnswers(Questions):
     """`size` questions of one task, each with the answer that the task's own scorer expects.
@@ -48,7 +48,7 @@ class RightAnswers:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+    def __getitem__(self, index: int) -> tuple[Example, ...]:
         """Raises:
         ValueError: the task knows no right answer to this question; its scorer accepts several.
         """
@@ -56,7 +56,7 @@ class RightAnswers:
         if entry["answer"] is None:
             raise ValueError("has no answer of its own; choose a task with one right answer.")
         answer = {"role": "assistant", "content": str(entry["answer"])}
-        return (FixedRow(self.questions.asked(entry), (answer,)),)
+        return (Example(self.questions.asked(entry), (answer,)),)
 
     def place(self, index: int) -> str:
         return f"{self.questions.settings.dataset} question {index}"

@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 import torch
 from tensordict import TensorDict
 
-from titanrl.engine.role import Role
-from titanrl.engine.trainee import Trainee
+from titanrl.engine.learner import Learner
+from titanrl.engine.scoring_model import ScoringModel
 
-__all__ = ["Twin"]
+__all__ = ["LazyReference"]
 
 
-class Twin:
+class LazyReference:
     """A frozen model with the policy's initial weights: no second copy is held before the first update."""
 
-    def __init__(self, policy: Trainee, load: Callable[[], Role]) -> None:
+    def __init__(self, policy: Learner, load: Callable[[], ScoringModel]) -> None:
         """Args:
         load: reads the weights from their folder, when the policy's are others by now.
         """
         self._policy = policy
         self._load = load
-        self._role: Role | None = None
+        self._role: ScoringModel | None = None
 
     @property
     def is_policy(self) -> bool:
         """Whether the policy still has these weights."""
-        return not self._policy.has_moved
+        return not self._policy.is_updated
 
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
         """Returns the outputs of the initial policy: see Role.score."""

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from titanrl.algorithm.dataflow import Flow
+from titanrl.algorithm.dataflow import Node
 from titanrl.protocols.batch import key_name
 from titanrl.report.html import render
 
-__all__ = ["dataflow_picture"]
+__all__ = ["dataflow_plot"]
 
 LETTER, LEFT, TOP, COLUMN, ROW = 7.5, 168, 150, 62, 21
 """Widths of a letter of the keys' names, of these names at least, and of an actor; heights of the actors'
@@ -29,7 +29,7 @@ class Lane(NamedTuple):
     reads: list[int]
 
 
-def dataflow_picture(flow: Sequence[Flow]) -> Markup:
+def dataflow_plot(flow: Sequence[Node]) -> Markup:
     """Returns the picture: one column an actor in the order they act, one line a key.
 
     A full dot writes the key, a ring reads it.

@@ -16,23 +16,23 @@ from torch.distributed.fsdp import FSDPModule
 
 from titanrl.engine.attention import attention_masks
 from titanrl.engine.build import Model
-from titanrl.engine.heads.shared import Answer
-from titanrl.engine.heads.token import Request
+from titanrl.engine.heads.shared import ActorCriticOutput
+from titanrl.engine.heads.token import HeadQuery
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
+from titanrl.engine.packing import MicroBatch, assign_micro_batches, dummy_micro_batch, pack_sequences, pad_to
 from titanrl.engine.pipeline import line_length, run_pipeline, scheduled
 from titanrl.engine.reduce import from_last_stage
 from titanrl.ops.logprob import TokenStatistics
 from titanrl.ops.row_kernels import EAGER, Kernels
 from titanrl.protocols import PolicyOutputs
 
-__all__ = ["Role", "gathered"]
+__all__ = ["ScoringModel", "gathered"]
 
-HeadAnswer: TypeAlias = TokenStatistics | torch.Tensor | Answer
+HeadAnswer: TypeAlias = TokenStatistics | torch.Tensor | ActorCriticOutput
 """What a head answers: a policy's statistics, the values [S] of a value model, or both."""
 
 
-class Role:
+class ScoringModel:
     """A model's outputs: log-probs at the sampling temperature, or the values of a value model."""
 
     def __init__(
@@ -65,8 +65,8 @@ class Role:
             whole_groups: whether rows of a group are compared with each other, and must stay together.
         """
         device = self.mesh.device
-        chosen = plan(batch, self._max_tokens, whole_groups=whole_groups)
-        parts = [lay_out(batch, rows, device) for rows in chosen]
+        chosen = assign_micro_batches(batch, self._max_tokens, whole_groups=whole_groups)
+        parts = [pack_sequences(batch, rows, device) for rows in chosen]
         longest = max((part.tokens.shape[1] for part in parts), default=1)
         sizes = torch.tensor([max(1, len(parts)), longest], device=device)
         if self.mesh.dp_group is not None:
@@ -74,7 +74,7 @@ class Role:
         count, longest = sizes.tolist()
         tp, pp = self.mesh.dims.tp, self.mesh.dims.pp
         total = scheduled(count, ranks=pp, stages=len(self.model.stages))
-        parts += [blank(batch, device) for _ in range(total - len(parts))]
+        parts += [dummy_micro_batch(batch, device) for _ in range(total - len(parts))]
         if self.model.stages:
             return [pad_to(part, line_length(longest, tp)) for part in parts]
         return [pad_to(part, -(-part.tokens.shape[1] // tp) * tp) for part in parts]
@@ -119,7 +119,7 @@ class Role:
 
         On several, FSDP frees and reduces after each, which bounds memory by the shards.
         """
-        if self.mesh.is_alone:
+        if self.mesh.single_dp_rank:
             for part in self.model.parts:
                 if isinstance(part, FSDPModule):
                     part.set_requires_gradient_sync(not more)
@@ -127,14 +127,14 @@ class Role:
 
     def _forward(self, micro_batch: MicroBatch) -> HeadAnswer:
         """Returns what the head answers; gradients flow where grad mode is on."""
-        masks = attention_masks(self.model.inner_attention, micro_batch.seen_until)
+        masks = attention_masks(self.model.inner_attention, micro_batch.visible_until)
         with self.model.head.request(self.request(micro_batch)):
             answer: HeadAnswer = self.model.parts[0](
                 micro_batch.tokens, positions=micro_batch.positions, attention_masks=masks
             )
         return answer
 
-    def request(self, micro_batch: MicroBatch) -> Request:
+    def request(self, micro_batch: MicroBatch) -> HeadQuery:
         """Returns what the head is asked for.
 
         The labels' log-probs, and those of candidates if the batch has any.
@@ -146,7 +146,7 @@ class Role:
         heads = batch.get("head_id", None)
         if heads is not None:
             heads = heads[place // batch["labels"].shape[1]]
-        return Request(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k, heads)
+        return HeadQuery(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k, heads)
 
     @torch.no_grad()
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
@@ -157,7 +157,7 @@ class Role:
 
         Args:
             batch: this rank's N rows: input_ids, labels, loss_mask, group_id.
-            keys: fields of PolicyOutputs; of a role with top_k also ``likeliest_ids``, int64, and
+            keys: fields of PolicyOutputs; of a role with top_k also ``topk_ids``, int64, and
                 ``likeliest_logprob``, [N, L, top_k].
         """
         read = ("input_ids", "labels", "loss_mask", "group_id", "candidate_ids", "head_id")
@@ -193,7 +193,7 @@ def outputs(answer: HeadAnswer, micro_batch: MicroBatch) -> PolicyOutputs:
         answer: a policy's statistics, the values [S] of a value model, whose logprob is 0 everywhere, or
             both.
     """
-    if isinstance(answer, Answer):
+    if isinstance(answer, ActorCriticOutput):
         return outputs(answer.tokens, micro_batch)._replace(value=at_places(answer.value, micro_batch))
     if isinstance(answer, torch.Tensor):
         value = at_places(answer, micro_batch)
@@ -210,10 +210,10 @@ def outputs(answer: HeadAnswer, micro_batch: MicroBatch) -> PolicyOutputs:
 def likeliest(answer: HeadAnswer, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
     """Returns the likeliest tokens and their log-probs at their places in [B, L, K]; nothing if none were
     asked for."""
-    if not isinstance(answer, TokenStatistics) or not answer.likeliest_ids.shape[-1]:
+    if not isinstance(answer, TokenStatistics) or not answer.topk_ids.shape[-1]:
         return {}
     return {
-        "likeliest_ids": at_places(answer.likeliest_ids, micro_batch),
+        "topk_ids": at_places(answer.topk_ids, micro_batch),
         "likeliest_logprob": at_places(answer.likeliest_logprob, micro_batch),
     }
 
@@ -226,7 +226,7 @@ def at_places(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
 
 
 @contextmanager
-def gathered(role: Role) -> Iterator[None]:
+def gathered(role: ScoringModel) -> Iterator[None]:
     """Keeps a role's weights whole within the block, without gradients; no collective happens inside."""
     modules = role.model.fsdp_modules()
     # Read from FSDP's own state: there is no public question for it in torch 2.13.

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from titanrl.ops.likeliest import likeliest
+from titanrl.ops.topk import topk
 
 
 def test_likeliest_are_the_largest_logits_with_their_ids() -> None:
-    found = likeliest(torch.tensor([[0.5, 3.0, -1.0, 2.0]], dtype=torch.bfloat16), 3)
+    found = topk(torch.tensor([[0.5, 3.0, -1.0, 2.0]], dtype=torch.bfloat16), 3)
     assert found.ids.tolist() == [[1, 3, 0]]
     assert found.logits.tolist() == [[3.0, 2.0, 0.5]]
     assert found.logits.dtype == torch.float32
@@ -37,11 +37,11 @@ def test_slices_give_the_likeliest_of_the_whole(
 
     gathers(lambda parts: [part.zero_() for part in parts])
     for start, part in zip(starts, slices, strict=True):
-        likeliest(part, k, group="tp", vocab_start=start)
+        topk(part, k, group="tp", vocab_start=start)
     first, second = sent
     gathers(lambda parts: [part.copy_(each) for part, each in zip(parts, (first, second), strict=True)])
-    wanted = likeliest(logits, k)
+    wanted = topk(logits, k)
     for start, part in zip(starts, slices, strict=True):
-        found = likeliest(part, k, group="tp", vocab_start=start)
+        found = topk(part, k, group="tp", vocab_start=start)
         assert torch.equal(found.ids, wanted.ids)
         assert torch.equal(found.logits, wanted.logits)

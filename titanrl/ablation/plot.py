@@ -12,7 +12,7 @@ from titanrl.ablation.comparison import Outcome, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Panel", "draw"]
+__all__ = ["Panel", "plot"]
 
 BASELINE, OTHER = "baseline", "undecided, or nothing expected"
 COLOURS = {BASELINE: "#333333", "as expected": "#0072b2", "the opposite": "#d55e00", OTHER: "#a0a0a0"}
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
     """Variant -> what came of what was expected of it."""
 
 
-def draw(panels: Sequence[Panel], to: Path) -> Path:
+def plot(panels: Sequence[Panel], to: Path) -> Path:
     """Writes the picture and returns its path; of equal results the same bytes.
 
     Args:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from titanrl.ops.draw import draw, truncate
+from titanrl.ops.sampling import apply_top_k_top_p, sample_from_logits
 from titanrl.ops.seeds import sample_seed, uniforms
 
 WRAP = 2**64 - 1
@@ -70,7 +70,7 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     logprob = torch.tensor([[0.2, 0.0, 0.5, 0.3, 0.0]]).log()
     cases = {0.0: 0, 0.19: 0, 0.21: 2, 0.69: 2, 0.71: 3, 1 - 2**-53: 3}
     for uniform, token in cases.items():
-        tokens, found = draw(logprob + 7, torch.tensor([uniform], dtype=torch.float64))
+        tokens, found = sample_from_logits(logprob + 7, torch.tensor([uniform], dtype=torch.float64))
         assert tokens.tolist() == [token], uniform
         torch.testing.assert_close(found, logprob[:, token])
 
@@ -81,7 +81,7 @@ def test_draw_over_many_blocks_is_that_of_one_running_sum(vocabulary: int) -> No
     logits = 3 * torch.randn(200, vocabulary, generator=generator)
     logits[:, 1] = -torch.inf
     uniform = torch.rand(200, dtype=torch.float64, generator=generator)
-    tokens, logprob = draw(logits, uniform)
+    tokens, logprob = sample_from_logits(logits, uniform)
     cumulative = logits.double().softmax(-1).cumsum(-1)
     torch.testing.assert_close(tokens, torch.searchsorted(cumulative, uniform[:, None], right=True)[:, 0])
     torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
@@ -90,7 +90,7 @@ def test_draw_over_many_blocks_is_that_of_one_running_sum(vocabulary: int) -> No
 def test_draw_never_takes_an_impossible_token() -> None:
     logprob = torch.tensor([[0.0, 1.0, 0.0]]).log()
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    assert draw(logprob.expand(2, -1), ends)[0].tolist() == [1, 1]
+    assert sample_from_logits(logprob.expand(2, -1), ends)[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_draw_never_takes_an_impossible_token() -> None:
 def test_truncation_keeps_the_likeliest(settings: dict[str, float], kept: list[int]) -> None:
     order = [2, 0, 3, 1]
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])[:, order]
-    found = truncate(logits, **settings).isfinite()[0].nonzero().flatten().tolist()
+    found = apply_top_k_top_p(logits, **settings).isfinite()[0].nonzero().flatten().tolist()
     assert sorted(order[index] for index in found) == kept
 
 
 def test_truncated_logprobs_are_renormalised() -> None:
     # logits [2, 1] alone: -.313262, -1.313262
-    logprob = truncate(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), top_k=2).log_softmax(-1)
+    logprob = apply_top_k_top_p(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), top_k=2).log_softmax(-1)
     torch.testing.assert_close(logprob[0, :2], torch.tensor([-0.313262, -1.313262]), atol=1e-6, rtol=0)
