@@ -130,3 +130,8 @@ def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     assert targets == ["train", "test"]
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+def test_front_page_shows_the_component_of_the_readme():
+    (component,) = blocks("python")
+    assert component in (ROOT / "docs" / "index.md").read_text()
