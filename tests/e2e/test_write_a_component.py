@@ -109,17 +109,17 @@ def test_laws_pass_the_components_of_the_page_and_fail_the_faults_it_names(lab: 
 
 
 EDITS = {
-    "a key that it has not": ("my_experiment.toml", "negative = 0.25", "negate = 0.1"),
+    "a key that the component does not have": ("my_experiment.toml", "negative = 0.25", "negate = 0.1"),
     "a value out of range": ("my_experiment.toml", "negative = 0.25", "negative = -1"),
-    "a value of another type": ("my_experiment.toml", "negative = 0.25", 'negative = "half"'),
-    "`imports` left out": ("my_experiment.toml", 'imports = ["my_losses.py"]\n', ""),
-    "the file's name mistyped in `imports`": ("my_experiment.toml", "my_losses.py", "my_loss.py"),
+    "a value of the wrong type": ("my_experiment.toml", "negative = 0.25", 'negative = "half"'),
+    "`imports` is missing": ("my_experiment.toml", 'imports = ["my_losses.py"]\n', ""),
+    "a misspelled file name in `imports`": ("my_experiment.toml", "my_losses.py", "my_loss.py"),
     '`in_keys = ("advantages",)`': ("my_losses.py", '("advantage",)', '("advantages",)'),
-    "a key whose role is missing": ("my_losses.py", '("advantage",)', '("ref_logprob",)'),
-    "`@dataclass` left out": ("my_losses.py", "@dataclass(frozen=True, slots=True, kw_only=True)\n", ""),
+    "a batch key whose role is missing": ("my_losses.py", '("advantage",)', '("ref_logprob",)'),
+    "`@dataclass` is missing": ("my_losses.py", "@dataclass(frozen=True, slots=True, kw_only=True)\n", ""),
     "a name that is taken": ("my_losses.py", '"asymmetric_reinforce"', '"reinforce"'),
 }
-MEAN = "a mean instead of token losses"
+MEAN = "a mean instead of a loss per token"
 
 
 def test_every_mistake_of_the_page_is_made_here() -> None:
