@@ -11,14 +11,11 @@ from titanrl.errors import check_range
 from titanrl.ops.masked import masked_sum, where0, whiten
 from titanrl.ops.returns import gae
 from titanrl.ops.sequence import at_last_trainable, is_last_trainable
-from titanrl.protocols import Advantages
+from titanrl.protocols import Advantages, FinishReason
 from titanrl.registry import register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-LENGTH = 1
-"""finish_reason of a row that was cut by its token limit."""
 
 
 @register("advantage", "gae")
@@ -99,5 +96,5 @@ class GAE:
         final = batch.get("final_value", None)
         if final is None:
             final = at_last_trainable(batch["value"], mask)
-        truncated = (batch["finish_reason"] == LENGTH).unsqueeze(-1)
+        truncated = (batch["finish_reason"] == FinishReason.LENGTH).unsqueeze(-1)
         return where0(is_last_trainable(mask) & truncated, final.unsqueeze(-1))

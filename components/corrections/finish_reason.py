@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from titanrl.ops.mismatch import correction_result
+from titanrl.protocols import FinishReason as Reason
 from titanrl.registry import register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from titanrl.protocols import CorrectionResult
-
-
-REASONS = ("stop", "length", "abort")
-"""Names of finish_reason 0, 1, 2."""
 
 
 @register("correction", "finish_reason")
@@ -38,5 +35,5 @@ class FinishReason:
         mask, reason = batch["loss_mask"], batch["finish_reason"]
         keep = torch.ones_like(reason, dtype=torch.bool)
         for name in self.drop:
-            keep = keep & (reason != REASONS.index(name))
+            keep = keep & (reason != Reason[name.upper()])
         return correction_result(mask, mask, keep.unsqueeze(-1))

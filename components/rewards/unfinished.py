@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
+from titanrl.protocols import FinishReason
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -30,5 +31,5 @@ class Unfinished:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""
-        penalty: torch.Tensor = (batch["finish_reason"] != 0).float() * self.penalty
+        penalty: torch.Tensor = (batch["finish_reason"] != FinishReason.STOP).float() * self.penalty
         return penalty

@@ -45,11 +45,13 @@ def check_rows(rows: Sequence[RolloutRequest], host: SamplerContext, max_respons
     """
     for row in rows:
         if not row.prompt_ids:
-            raise ValueError(f"the prompt of group {row.group} has no tokens; give it text or a BOS token.")
+            raise ValueError(
+                f"the prompt of group {row.prompt_index} has no tokens; give it text or a BOS token."
+            )
         needed = len(row.prompt_ids) + max_response_tokens
         if needed > host.max_length:
             raise ValueError(
-                f"the prompt of group {row.group} has {len(row.prompt_ids)} tokens; with "
+                f"the prompt of group {row.prompt_index} has {len(row.prompt_ids)} tokens; with "
                 f"max_response_tokens = {max_response_tokens} that makes {needed}, more than the "
                 f"{host.max_length} of [training] seq_len. Raise seq_len, lower max_response_tokens or drop "
                 "the prompt."

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from titanrl.components.samplers.rules import check_rows
 from titanrl.errors import check_range
-from titanrl.protocols import Completion
+from titanrl.protocols import Completion, FinishReason, Sampler
 from titanrl.registry import register
 
 if TYPE_CHECKING:
-    import torch
-
     from titanrl.protocols import RolloutRequest, SamplerContext
 
 
@@ -49,18 +47,14 @@ class Scripted:
         return ScriptedSampler(self, host)
 
 
-class ScriptedSampler:
+class ScriptedSampler(Sampler):
     """The live sampler; holds nothing but the version."""
-
-    ranks_per_engine = 1
 
     def __init__(self, settings: Scripted, host: SamplerContext) -> None:
         if host.tokenizer is None:
             raise ValueError("sampler 'scripted' needs the model's tokenizer, got none.")
         self._settings = settings
         self._host = host
-        self.version = 0
-        self.weight_dtype = None
 
     def sample(
         self,
@@ -80,7 +74,7 @@ class ScriptedSampler:
 
     def _answer(self, row: RolloutRequest, longest: int) -> Completion:
         settings = self._settings
-        cycle = settings.answers[row.sample % len(settings.answers)]
+        cycle = settings.answers[row.sample_index % len(settings.answers)]
         text = settings.by_prompt.get(row.text, cycle)
         text = text.replace("{answer}", row.answer).replace("{prompt}", row.text)
         ids = [*self._host.tokenizer.encode(text, add_special_tokens=False), self._host.eos_ids[0]]
@@ -89,18 +83,6 @@ class ScriptedSampler:
         ids = ids[: next(ends) + 1]
         is_cut = len(ids) > longest
         ids = ids[:longest]
-        return Completion(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
-        """Takes the version; the weights are never asked for, on no rank."""
-        del weights
-        self.version = version
-
-    def sleep(self) -> None:
-        """Nothing to free."""
-
-    def wake(self) -> None:
-        """Nothing was freed."""
-
-    def close(self) -> None:
-        """Nothing to end."""
+        return Completion(
+            ids, [settings.logprob] * len(ids), FinishReason.LENGTH if is_cut else FinishReason.STOP
+        )

@@ -12,6 +12,7 @@ import torch
 
 from titanrl import build
 from titanrl.errors import check_range
+from titanrl.protocols import Sampler
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -43,16 +44,12 @@ class Stale:
         return StaleSampler(inner.start(host), host.engine, self.delay)
 
 
-class StaleSampler:
+class StaleSampler(Sampler):
     """The live sampler; it holds ``delay + 1`` copies of the weights."""
-
-    ranks_per_engine = 1
 
     def __init__(self, inner: Any, engine: Any, delay: int) -> None:
         self._inner, self._engine = inner, engine
         self._kept: deque[list[torch.Tensor]] = deque(maxlen=delay + 1)
-        self.version = 0
-        self.weight_dtype = None
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Keeps a copy of the trainer's weights as they are now."""
@@ -96,12 +93,3 @@ class StaleSampler:
         with torch.no_grad():
             for parameter, value in zip(parameters, values, strict=True):
                 parameter.copy_(value)
-
-    def sleep(self) -> None:
-        """Nothing to free."""
-
-    def wake(self) -> None:
-        """Nothing was freed."""
-
-    def close(self) -> None:
-        """Nothing to end."""

@@ -53,7 +53,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     torch.distributed.all_reduce(total)
     return {
         "answers": {
-            (row.group, row.sample): list(answer.ids) for row, answer in zip(rows, answers, strict=True)
+            (row.prompt_index, row.sample_index): list(answer.ids)
+            for row, answer in zip(rows, answers, strict=True)
         },
         "again": [list(answer.ids) for answer in none],
         "gap": float(gap.mean()),

@@ -49,8 +49,10 @@ def collate_rollouts(
             "loss_mask": loss_mask,
             "sampler_logprob": logprob,
             "policy_version": torch.full((len(rows),), version, dtype=torch.int32),
-            "group_id": torch.tensor([row.group for row in rows], dtype=torch.int64),
-            "row_id": torch.tensor([row.group * ROW_STRIDE + row.sample for row in rows], dtype=torch.int64),
+            "group_id": torch.tensor([row.prompt_index for row in rows], dtype=torch.int64),
+            "row_id": torch.tensor(
+                [row.prompt_index * ROW_STRIDE + row.sample_index for row in rows], dtype=torch.int64
+            ),
             "finish_reason": torch.tensor([sample.finish_reason for sample in samples], dtype=torch.int8),
             "text": {
                 "prompt": [row.text for row in rows],

@@ -64,7 +64,9 @@ class PromptLoader:
                     f"[sampler] max_response_tokens; raise seq_len or drop the prompt."
                 )
             rows += [
-                RolloutRequest(prompt_ids=ids, group=group, sample=sample, text=text, answer=answer)
+                RolloutRequest(
+                    prompt_ids=ids, prompt_index=group, sample_index=sample, text=text, answer=answer
+                )
                 for sample in range(samples)
             ]
         return rows

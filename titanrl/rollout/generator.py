@@ -32,7 +32,7 @@ class ScoredResponse(NamedTuple):
     tokens: int
     """Its length, end token included."""
     finish_reason: int
-    """0 stop, 1 length, 2 abort."""
+    """A ``FinishReason``."""
     reward: float
     """The weighted sum of the rewards."""
     rewards: dict[str, float]

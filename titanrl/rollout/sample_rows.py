@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from titanrl.protocols import FinishReason
+
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
@@ -13,7 +15,6 @@ __all__ = ["sample_rows"]
 
 TOKEN_ROWS = 2
 """Rows of a step whose tokens are kept with their numbers: ten times a row's text."""
-REASONS = ("stop", "length", "abort")
 
 
 def sample_rows(
@@ -39,7 +40,7 @@ def sample_rows(
             shown["rewards"] = {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())}
         if "advantage" in batch:
             shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
-        shown["finish_reason"] = REASONS[int(row["finish_reason"])]
+        shown["finish_reason"] = FinishReason(int(row["finish_reason"])).label
         shown |= {"response_tokens": int(mask.sum()), "group": int(row["group_id"])}
         if index < TOKEN_ROWS:
             shown["per_token"] = {"text": pieces(row["labels"][mask].tolist()), **_token_numbers(row)}

@@ -27,7 +27,7 @@ def shard_prompts(rows: Sequence[RolloutRequest], count: int, longest: int) -> l
     """
     groups: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(number)
+        groups.setdefault(row.prompt_index, []).append(number)
     members = list(groups.values())
     tokens = [len(rows[numbers[0]].prompt_ids) + longest for numbers in members]
     return [

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from titanrl.protocols import FinishReason
+
 if TYPE_CHECKING:
     from titanrl.config.rft import RFT
     from titanrl.protocols import Messages
@@ -72,7 +74,7 @@ def _value(settings: RFT, answer: ScoredResponse) -> float:
 
 
 def _why_unusable(settings: RFT, answer: ScoredResponse) -> str:
-    if answer.finish_reason != 0 and not settings.unfinished:
+    if answer.finish_reason != FinishReason.STOP and not settings.unfinished:
         return "unfinished"
     too_long = settings.max_tokens is not None and answer.tokens > settings.max_tokens
     return "length" if too_long or answer.tokens < settings.min_tokens else ""

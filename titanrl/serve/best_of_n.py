@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from titanrl.data.collate import collate_rollouts
 from titanrl.errors import ConfigError, TrainingError, did_you_mean
 from titanrl.models import inspect
-from titanrl.protocols import Completion, Prompt, RolloutRequest
+from titanrl.protocols import FinishReason, Prompt, RolloutRequest
 from titanrl.rollout.rewards import read_by, score_rewards
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Reward
-    from titanrl.protocols import Messages
+    from titanrl.protocols import Completion, Messages
     from titanrl.rollout.generator import Generator
 
 __all__ = ["GenerationResult", "BestOf", "RankedResponse", "GenerationRequest", "ranking_rewards"]
@@ -49,7 +49,7 @@ class RankedResponse(NamedTuple):
     text: str
     tokens: int
     finish_reason: int
-    """0 stop, 1 length, 2 abort."""
+    """A ``FinishReason``."""
     score: float | None = None
     """By which it is ranked; None: it was not judged, or a reward could not."""
     rewards: Mapping[str, float] = MappingProxyType({})
@@ -198,7 +198,7 @@ class BestOf:
             return any(each in decode(sample.ids[:count]) for each in stop)
 
         count = bisect_left(range(len(sample.ids) + 1), True, key=is_ended)
-        return _Answer(Completion(sample.ids[:count], sample.logprobs[:count], 0), text[: min(places)])
+        return _Answer(sample.truncated(count, FinishReason.STOP), text[: min(places)])
 
     def _judged(
         self, rows: Mapping[int, Sequence[RolloutRequest]], answers: Mapping[int, Sequence[_Answer]]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from titanrl.components.sources.records.rows import parse_messages
 from titanrl.errors import did_you_mean
-from titanrl.protocols import Messages
+from titanrl.protocols import FinishReason, Messages
 from titanrl.serve.best_of_n import GenerationRequest, GenerationResult, RankedResponse
 
 __all__ = ["SEEDS", "ChatRequest", "CompletionRequest", "ServerInfo", "models_reply", "reply"]
@@ -31,7 +31,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys of OpenAI's that are not served -> values that ask for nothing."""
 SEEDS = 2**32
 """So many seeds a request may state."""
-FINISH = ("stop", "length", "abort")
 
 
 class ServerInfo(NamedTuple):
@@ -225,7 +224,7 @@ def _choice(index: int, answer: RankedResponse, is_chat: bool, judged: bool) -> 
         "index": index,
         **text,
         "logprobs": None,
-        "finish_reason": FINISH[answer.finish_reason],
+        "finish_reason": FinishReason(answer.finish_reason).label,
     }
     if judged:
         choice |= {"score": answer.score, "rewards": dict(answer.rewards), "failures": dict(answer.failures)}

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from titanrl.data.collate import collate_rollouts
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
+from titanrl.protocols import FinishReason
 from titanrl.rollout.rewards import Failures, score_on_leader
 from titanrl.rollout.sampling import generate
 from titanrl.training.critic import critic_values
@@ -53,7 +54,7 @@ def _greedy_rewards(
 ) -> tuple[dict[int, float], Failures]:
     """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and the rewards'
     failures."""
-    first_of = {row.group: row for row in reversed(rows)}
+    first_of = {row.prompt_index: row for row in reversed(rows)}
     batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
     scored = score_on_leader(session.engine, batch, session.experiment.reward)
     found = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
@@ -146,7 +147,7 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
         "sample/response_tokens_max": float(lengths.max()),
         "sample/response_tokens_p50": float(lengths.quantile(0.5)),
         "sample/response_tokens_p95": float(lengths.quantile(0.95)),
-        "sample/truncated_fraction": float((batch["finish_reason"] == 1).float().mean()),
+        "sample/truncated_fraction": float((batch["finish_reason"] == FinishReason.LENGTH).float().mean()),
         "sample/tokens": float(lengths.sum()),
     }
     if "reward" in batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from titanrl.components.samplers.torch.cache import Cache
 from titanrl.errors import ConfigError, check_range
 from titanrl.ops.sampling import apply_top_k_top_p, sample_from_logits
 from titanrl.ops.seeds import sample_seed, uniforms
-from titanrl.protocols import Completion
+from titanrl.protocols import Completion, FinishReason, Sampler
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -60,10 +60,8 @@ class Torch:
         return TorchSampler(self, host)
 
 
-class TorchSampler:
+class TorchSampler(Sampler):
     """The live sampler. ``sample`` is a collective: call it even without rows."""
-
-    ranks_per_engine = 1
 
     def __init__(self, settings: Torch, host: SamplerContext) -> None:
         engine = host.engine
@@ -75,8 +73,6 @@ class TorchSampler:
         self._host = host
         self._engine = engine
         self._stops = frozenset(host.eos_ids) | frozenset(settings.stop_token_ids)
-        self.version = 0
-        self.weight_dtype = None
 
     def sample(
         self,
@@ -106,7 +102,7 @@ class TorchSampler:
         if temperature <= 0 and not greedy:
             raise ValueError(f"temperature must be > 0, got {temperature}; ask for greedy answers.")
         seeds = torch.tensor(
-            [sample_seed(seed, step, row.group, row.sample) for row in rows], dtype=torch.int64
+            [sample_seed(seed, step, row.prompt_index, row.sample_index) for row in rows], dtype=torch.int64
         )
         samples: list[Completion] = []
         with self._engine.inference() as parts:
@@ -165,7 +161,7 @@ class TorchSampler:
                 logits = _logits(model, _hidden(model, layers, tokens.unsqueeze(1), positions))
                 cache.commit()
         return [
-            Completion(ids, values, 0 if done else 1)
+            Completion(ids, values, FinishReason.STOP if done else FinishReason.LENGTH)
             for (ids, values), done in zip(answers, is_done, strict=True)
         ]
 
@@ -180,20 +176,6 @@ class TorchSampler:
         return sample_from_logits(
             apply_top_k_top_p(logits / temperature, top_k=top_k, top_p=top_p), uniforms(seeds, position)
         )
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
-        """Takes the version; the weights are the trainer's own, so none are asked for, on no rank."""
-        del weights
-        self.version = version
-
-    def sleep(self) -> None:
-        """Nothing to free: caches live within a call."""
-
-    def wake(self) -> None:
-        """Nothing was freed."""
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def _unwrapped(layer: Any) -> Any:

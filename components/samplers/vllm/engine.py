@@ -15,7 +15,7 @@ from titanrl.components.samplers.vllm.sampling import draw_by_inversion
 from titanrl.components.samplers.vllm.weights import Repacker, load_documented
 from titanrl.errors import ConfigError
 from titanrl.ops.seeds import sample_seed
-from titanrl.protocols import Completion
+from titanrl.protocols import Completion, FinishReason, Sampler
 
 if TYPE_CHECKING:
     from titanrl.components.samplers.vllm import VLLM
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["VLLMSampler"]
 
-FINISH = {"stop": 0, "length": 1}
-"""vLLM's words -> finish_reason; anything else is an abort, 2."""
+FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+"""vLLM's names; every other one is an abort."""
 GIB = 2**30
 BLOCK = 32
 """Tokens of a block of keys and values, on a CPU."""
 
 
-class VLLMSampler:
+class VLLMSampler(Sampler):
     """The live engine. Beside a trainer it begins without weights: ``load`` comes before ``sample``."""
 
     def __init__(self, settings: VLLM, host: SamplerContext) -> None:
@@ -40,7 +40,6 @@ class VLLMSampler:
         self._stops = [*dict.fromkeys((*host.eos_ids, *settings.stop_token_ids))]
         self._sleeps = settings.sleep != "off" and not self._on_cpu
         self._is_asleep = False
-        self.version = 0
         self.ranks_per_engine = settings.tensor_parallel_size
         self.weight_dtype = getattr(torch, self._dtype)
         self._check()
@@ -145,7 +144,7 @@ class VLLMSampler:
                 top_k=0 if greedy else top_k_of(self._settings) or 0,
                 top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
                 max_tokens=longest,
-                seed=sample_seed(seed, step, row.group, row.sample),
+                seed=sample_seed(seed, step, row.prompt_index, row.sample_index),
                 # Which tokens end an answer is said here alone, whatever generation_config.json adds.
                 stop_token_ids=self._stops,
                 ignore_eos=True,
@@ -226,4 +225,4 @@ def _sample_of(completion: Any) -> Completion:
     ids = list(completion.token_ids)
     # By id: the first entry is the likeliest token's, sampled or not.
     logprobs = [entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True)]
-    return Completion(ids, logprobs, FINISH.get(completion.finish_reason, 2))
+    return Completion(ids, logprobs, FINISH_REASONS.get(completion.finish_reason, FinishReason.ABORT))

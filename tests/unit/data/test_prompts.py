@@ -51,7 +51,7 @@ def test_resumed_feed_goes_on_where_it_stopped_also_at_an_epochs_end_and_twice(s
 
 def test_rows_of_a_prompt_share_its_group_and_count_their_samples():
     rows = feed(3, shuffle=False).next_batch(2, 3, first_group=5)
-    assert [(row.group, row.sample, row.text) for row in rows] == [
+    assert [(row.prompt_index, row.sample_index, row.text) for row in rows] == [
         (5, 0, "0"), (5, 1, "0"), (5, 2, "0"), (6, 0, "1"), (6, 1, "1"), (6, 2, "1"),
     ]  # fmt: skip
 

@@ -38,7 +38,9 @@ class Alphabet:
         if given["temperature"] == 0.001:
             raise ValueError("temperature must be in [0.01, 2], got 0.001")
         length = given["max_tokens"] or 4
-        return [Completion([97 + row.sample + i for i in range(length)], [-0.5] * length, 1) for row in rows]
+        return [
+            Completion([97 + row.sample_index + i for i in range(length)], [-0.5] * length, 1) for row in rows
+        ]
 
 
 class Letters:
@@ -149,7 +151,7 @@ def test_questions_that_are_alike_share_one_call_and_one_round_of_rewards() -> N
         (3, None, False, None), (1, None, True, None), (3, None, False, 2),
     ]  # fmt: skip
     assert {(each["step"], each["seed"]) for each in asked} == {(0, 7)}
-    rows = [(row.group, row.sample, row.text, row.answer) for row in asked[0]["rows"]]
+    rows = [(row.prompt_index, row.sample_index, row.text, row.answer) for row in asked[0]["rows"]]
     assert rows == [(5, 0, "say", "x"), (5, 1, "say", "x"), (6, 0, "ask", "")]
     assert calls == [5]
     scores = [[each.score for each in answers.ranked] for answers in found]  # type: ignore[union-attr]

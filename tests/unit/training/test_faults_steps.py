@@ -81,9 +81,11 @@ def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy(
         policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
     )
     rows = session.feed.next_batch(4, 3)
-    assert [(row.group, row.sample) for row in rows] == [(g, i) for g in range(4) for i in range(3)]
+    assert [(row.prompt_index, row.sample_index) for row in rows] == [
+        (g, i) for g in range(4) for i in range(3)
+    ]
     batch = rows_of([1] * 12)
-    batch["group_id"] = torch.tensor([row.group for row in rows])
+    batch["group_id"] = torch.tensor([row.prompt_index for row in rows])
     batch["value"], batch["returns"] = torch.zeros(12, 1), torch.ones(12, 1)
     optimize(session, batch, step=0)
     assert (policy.updates, critic.updates) == (2, 2)
@@ -125,7 +127,7 @@ def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> 
 def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
     rows = prompts_of(10).next_batch(10, 2)
     taken = [
-        [(rows[number].group, rows[number].sample) for number in share]
+        [(rows[number].prompt_index, rows[number].sample_index) for number in share]
         for share in shard_prompts(rows, degree, 8)
     ]
     assert sorted(row for share in taken for row in share) == [

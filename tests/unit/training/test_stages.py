@@ -34,7 +34,7 @@ class Letters:
         self, rows: Sequence[RolloutRequest], *, step: int, seed: int, greedy: bool, **_: Any
     ) -> list[Completion]:
         self.asked.append((len(rows), greedy))
-        lengths = [len(row.prompt_ids) if greedy else row.sample + 1 for row in rows]
+        lengths = [len(row.prompt_ids) if greedy else row.sample_index + 1 for row in rows]
         return [Completion([7] * length, [-0.5] * length, 0) for length in lengths]
 
 
@@ -62,7 +62,7 @@ def letters(ids: Sequence[int]) -> list[str]:
 def rows() -> list[RolloutRequest]:
     """Two groups of three, of prompts with two tokens and with four."""
     return [
-        RolloutRequest(prompt_ids=[5] * (2 * group), group=group, sample=number)
+        RolloutRequest(prompt_ids=[5] * (2 * group), prompt_index=group, sample_index=number)
         for group in (1, 2)
         for number in range(3)
     ]
@@ -123,7 +123,9 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
 
 def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
-    scored, _ = score(live, sample(live, [RolloutRequest(prompt_ids=[5], group=0, sample=3)], step=0)[0])
+    scored, _ = score(
+        live, sample(live, [RolloutRequest(prompt_ids=[5], prompt_index=0, sample_index=3)], step=0)[0]
+    )
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
     (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
