@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from titanrl.errors import check_range
+from titanrl.registry import Range, validated
 
 __all__ = ["STAGES", "Budgets", "Expectation", "Settings"]
 
@@ -34,6 +34,7 @@ class Budgets:
                 raise ValueError(f"{kind} must be above 0 and increasing, got {list(values)}.")
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """What a paper makes us expect, written down before the runs."""
@@ -44,11 +45,10 @@ class Expectation:
     """Which way its metric lies from the baseline's; same: within the margin."""
     metric: str | None = None
     """Name of the metric; omitted: that of the ablation."""
-    margin: float = 0.0
+    margin: Annotated[float, Range("[0, inf)")] = 0.0
     """Difference that still counts as none, in units of the metric, >= 0; goes with direction same."""
 
     def __post_init__(self) -> None:
-        check_range(self, "margin", "[0, inf)")
         if (self.direction == "same") != (self.margin > 0):
             raise ValueError(
                 f"margin must be above 0 with direction 'same' and absent otherwise, got {self.margin} with "
@@ -56,6 +56,7 @@ class Expectation:
             )
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What an ablation compares, and how."""
@@ -70,7 +71,7 @@ class Settings:
     """Where that was published."""
     remark: str = ""
     """What the runs taught, written after them."""
-    seeds: int = 5
+    seeds: Annotated[int, Range("[2, inf)")] = 5
     """Runs of each variant, with [run] seed 0, 1, ...; >= 2."""
     baseline: str | None = None
     """Name of the variant that the others are compared with; omitted: the first."""
@@ -78,7 +79,7 @@ class Settings:
     """What decides: a metric of metrics.jsonl that every variant has."""
     metrics: tuple[str, ...] = ()
     """Further metrics that the report shows."""
-    window: int = 1
+    window: Annotated[int, Range("[1, inf)")] = 1
     """Steps at the end of a budget over which a metric is averaged, >= 1: more for noisy training metrics."""
     budgets: Budgets = field(default_factory=Budgets)
     """Where variants are compared."""
@@ -86,8 +87,6 @@ class Settings:
     """What is expected of variants."""
 
     def __post_init__(self) -> None:
-        check_range(self, "seeds", "[2, inf)")
-        check_range(self, "window", "[1, inf)")
         for name in self.shown:
             if name.partition("/")[0] not in STAGES or not name.partition("/")[2]:
                 raise ValueError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from titanrl.errors import check_range
+from titanrl.registry import Range, validated
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["RewardScaling"]
 
 
+@validated
 @dataclass(slots=True, kw_only=True)
 class RewardScaling:
     """Brings rewards near unit size, whatever the scale of a reward model.
@@ -34,7 +35,7 @@ class RewardScaling:
     """Whether rewards are divided by their running deviation."""
     center: bool = False
     """Whether their running mean is subtracted before."""
-    clip: float = math.inf
+    clip: Annotated[float, Range("(0, inf]")] = math.inf
     """Bound of the size of what results, > 0; inf: none."""
     count: int = field(init=False, default=0)
     """Rewards seen so far."""
@@ -44,7 +45,6 @@ class RewardScaling:
     """Sum of their squared distances from the mean."""
 
     def __post_init__(self) -> None:
-        check_range(self, "clip", "(0, inf]")
         if not (self.divide or self.center or math.isfinite(self.clip)):
             raise ValueError(
                 "divide must be true where center and clip are off, got false; remove the table."

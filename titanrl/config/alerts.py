@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from titanrl.errors import check_range
+from titanrl.registry import Range, validated
 
 __all__ = ["Alerts"]
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alerts:
     """Limits of means over the last ``window`` steps; each alert has the name of its key."""
 
-    window: int = 5
+    window: Annotated[int, Range("[1, inf)")] = 5
     """Last steps over which a metric is averaged, >= 1; nothing is raised before there are so many."""
-    kl: float = 5.0
+    kl: Annotated[float, Range("(0, inf]")] = 5.0
     """KL blow-up: ``kl/value`` above this, nats, > 0; inf: off."""
-    entropy: float = 0.02
+    entropy: Annotated[float, Range("[0, inf)")] = 0.02
     """Entropy collapse: ``loss/entropy`` below this, nats, >= 0; 0: off."""
-    length_growth: float = 2.0
+    length_growth: Annotated[float, Range("(1, inf]")] = 2.0
     """Length explosion: factor by which ``sample/response_tokens_mean`` grows from one window to the next,
     > 1; inf: off."""
-    zero_std_groups: float = 0.9
+    zero_std_groups: Annotated[float, Range("(0, inf]")] = 0.9
     """No signal: ``advantage/frac_zero_std`` above this share of groups, > 0; inf: off. Only where advantages
     compare the answers of a group."""
-    clip_fraction: float = 0.5
+    clip_fraction: Annotated[float, Range("(0, inf]")] = 0.5
     """Updates too large: ``loss/clip_fraction`` above this share of tokens, > 0; inf: off."""
-    logprob_diff: float = 0.1
+    logprob_diff: Annotated[float, Range("(0, inf]")] = 0.1
     """Sampler and trainer disagree: ``sample/logprob_diff`` above this, nats, > 0; inf: off."""
-    reward_hacking: float = 0.5
+    reward_hacking: Annotated[float, Range("(0, inf]")] = 0.5
     """Reward up, score flat: ``reward/mean`` has risen by more than so many ``reward/std`` since the best
     ``eval/score``, which no later validation has beaten; > 0; inf: off."""
     stop: tuple[
@@ -49,10 +50,5 @@ class Alerts:
     """Alerts that end the run, with a checkpoint of the step that raised them."""
 
     def __post_init__(self) -> None:
-        check_range(self, "window", "[1, inf)")
-        check_range(self, "entropy", "[0, inf)")
-        check_range(self, "length_growth", "(1, inf]")
-        for key in ("kl", "zero_std_groups", "clip_fraction", "logprob_diff", "reward_hacking"):
-            check_range(self, key, "(0, inf]")
         if off := [key for key in self.stop if getattr(self, key) in (math.inf, 0)]:
             raise ValueError(f"stop must name alerts that are on, got {off[0]!r}, which is off.")

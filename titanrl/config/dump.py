@@ -32,9 +32,9 @@ def to_table(value: Any) -> Any:
         held = getattr(value, key)
         if held is None or key in left_out:
             continue
-        _, marker = unwrap_optional(hint)
-        item = typing.get_args(unwrap_optional(hint)[0])
-        many = typing.get_origin(hint) is tuple and bool(item)
+        plain, marker = unwrap_optional(hint)
+        item = typing.get_args(plain)
+        many = typing.get_origin(plain) is tuple and bool(item)
         if many:
             _, marker = unwrap_optional(item[0])
             table[key] = [_marked(each, marker) for each in held]

@@ -8,118 +8,100 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Annotated, Literal
 
-from titanrl.errors import check_range
+from titanrl.registry import Range, validated
 
 __all__ = [
     "ActivationCheckpoint", "Checkpoint", "Compile", "LRScheduler", "Optimizer", "Parallelism", "Training",
 ]  # fmt: skip
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Sizes and precision of the update."""
 
-    seq_len: int = 2048
+    seq_len: Annotated[int, Range("[2, inf)")] = 2048
     """Longest prompt + response, tokens, >= 2; a longer prompt is an error, a longer response is cut."""
-    max_tokens_per_microbatch: int = 2048
+    max_tokens_per_microbatch: Annotated[int, Range("[1, inf)")] = 2048
     """Distinct tokens of one forward and backward pass on one rank, >= 1: sets memory, never the result.
 
     Rows of a group share their prompt and stay together. A larger group comes in parts, each with its prompt;
     if the loss compares its rows, it is one pass all the same.
     """
-    max_norm: float = 1.0
+    max_norm: Annotated[float, Range("(0, inf]")] = 1.0
     """Bound of the gradient's norm, (0, inf]; inf: no clipping."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of the master weights, gradients and optimizer state."""
     mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision in which the forward and backward pass compute."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "seq_len", "[2, inf)")
-        check_range(self, "max_tokens_per_microbatch", "[1, inf)")
-        check_range(self, "max_norm", "(0, inf]")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """TorchTitan's OptimizersContainer with one parameter group."""
 
     name: Literal["Adam", "AdamW"] = "AdamW"
     """Class of torch.optim."""
-    lr: float = 1e-6
+    lr: Annotated[float, Range("(0, inf)")] = 1e-6
     """Peak learning rate, > 0."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Range("[0, 1)")] = 0.9
     """Decay of the first moment, [0, 1)."""
-    beta2: float = 0.95
+    beta2: Annotated[float, Range("[0, 1)")] = 0.95
     """Decay of the second moment, [0, 1)."""
-    eps: float = 1e-8
+    eps: Annotated[float, Range("(0, inf)")] = 1e-8
     """Added to the denominator, > 0."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Range("[0, inf)")] = 0.1
     """Decay of the weights per step, in units of lr, >= 0."""
     implementation: Literal["for-loop", "foreach", "fused", "fused_opt_states_bf16"] = "fused"
     """How the update is computed; fused_opt_states_bf16 keeps the moments in bfloat16 and needs a GPU."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "lr", "(0, inf)")
-        check_range(self, "eps", "(0, inf)")
-        check_range(self, "weight_decay", "[0, inf)")
-        check_range(self, "beta1", "[0, 1)")
-        check_range(self, "beta2", "[0, 1)")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRScheduler:
     """Warm-up, stable phase, decay; counted in optimizer steps."""
 
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Range("[0, inf)")] = 0
     """Optimizer steps over which the learning rate rises linearly to lr, >= 0."""
-    total_steps: int | None = None
+    total_steps: Annotated[int | None, Range("[1, inf)")] = None
     """Optimizer steps of the whole schedule, >= 1; omitted: those of the run."""
-    decay_ratio: float = 0.0
+    decay_ratio: Annotated[float, Range("[0, 1]")] = 0.0
     """Share of the schedule, at its end, in which the learning rate falls, [0, 1]; 0: never."""
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     """Shape of the fall."""
-    min_lr_factor: float = 0.0
+    min_lr_factor: Annotated[float, Range("[0, 1]")] = 0.0
     """The fall ends at this factor times lr, [0, 1]."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "warmup_steps", "[0, inf)")
-        check_range(self, "total_steps", "[1, inf)")
-        check_range(self, "decay_ratio", "[0, 1]")
-        check_range(self, "min_lr_factor", "[0, 1]")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """The mesh: degrees multiply to the number of processes."""
 
-    data_parallel_replicate_degree: int = 1
+    data_parallel_replicate_degree: Annotated[int, Range("[1, inf)")] = 1
     """Copies of the sharded model (HSDP), >= 1."""
     data_parallel_shard_degree: int = -1
     """Ranks over which weights are sharded (FSDP2), >= 1; -1: all that the other degrees leave."""
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether gathered weights are freed between forward and backward."""
-    tensor_parallel_degree: int = 1
+    tensor_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
     """Ranks over which each matrix is split, >= 1."""
     enable_sequence_parallel: bool = True
     """Whether norms are split over the tensor-parallel ranks, along the sequence."""
-    pipeline_parallel_degree: int = 1
+    pipeline_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
     """Ranks over which the layers are split, >= 1."""
     pipeline_parallel_schedule: Literal["1F1B", "Interleaved1F1B"] = "1F1B"
     """Pipeline schedule of torch.distributed.pipelining: one stage a rank, or two."""
-    expert_parallel_degree: int = 1
+    expert_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
     """Ranks over which a mixture's experts are dealt, >= 1; a divisor of shard degree x tensor degree, whose
     ranks these are."""
     spmd_backend: Literal["partial_dtensor"] = "partial_dtensor"
     """How sharding is expressed; the others do not work on torch 2.13."""
 
     def __post_init__(self) -> None:
-        check_range(self, "data_parallel_replicate_degree", "[1, inf)")
-        check_range(self, "tensor_parallel_degree", "[1, inf)")
-        check_range(self, "pipeline_parallel_degree", "[1, inf)")
-        check_range(self, "expert_parallel_degree", "[1, inf)")
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
             raise ValueError(
                 f"data_parallel_shard_degree must be >= 1, or -1, got {self.data_parallel_shard_degree}."
@@ -135,13 +117,14 @@ class Parallelism:
         return self.data_parallel_replicate_degree * shard * tensor * self.pipeline_parallel_degree
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Distributed checkpoints in the run folder; ``--resume`` continues from the last."""
 
     enable: bool = True
     """Whether checkpoints are written."""
-    interval: int = 500
+    interval: Annotated[int, Range("[1, inf)")] = 500
     """Training steps between two checkpoints, >= 1; the last step is always saved."""
     keep_latest_k: int = 10
     """Checkpoints kept, 0 (all) or >= 2."""
@@ -149,7 +132,6 @@ class Checkpoint:
     """Whether writing goes on beside training; the copy in pinned memory needs a GPU."""
 
     def __post_init__(self) -> None:
-        check_range(self, "interval", "[1, inf)")
         if self.keep_latest_k < 0 or self.keep_latest_k == 1:
             raise ValueError(
                 f"keep_latest_k must be 0 (all) or >= 2, got {self.keep_latest_k}; "

@@ -15,6 +15,7 @@ from titanrl.config.experiment import Experiment
 from titanrl.registry import component_class, names
 from titanrl.registry.decode import Flattened, fields_of, unwrap_optional
 from titanrl.registry.docs import key_docs
+from titanrl.registry.ranges import Range, range_of
 
 __all__ = ["file_schema"]
 
@@ -75,13 +76,27 @@ def _table(cls: type, without: str = "") -> Schema:
         if key != without:
             has_default = field.default is not MISSING or field.default_factory is not MISSING
             text = " ".join(filter(None, (docs.get(key, ""), "" if has_default else "Required.")))
-            properties[key] = {**_of(hint), **({"description": text} if text else {}), **_default(field)}
+            schema = _of(hint)
+            _bound(schema, range_of(hint))
+            properties[key] = {**schema, **({"description": text} if text else {}), **_default(field)}
     return {
         "type": "object",
         "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")[0],
         "properties": properties,
         "additionalProperties": False,
     }
+
+
+def _bound(schema: Schema, declared: Range | None) -> None:
+    """Adds the bounds of a field's range to the schema of its numbers, those in an array or table too."""
+    if declared is None:
+        return
+    if schema.get("type") in ("number", "integer"):
+        schema.update(declared.json_schema())
+    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())]
+    for each in inner:
+        if isinstance(each, dict):
+            _bound(each, declared)
 
 
 def _default(field: Field[Any]) -> Schema:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from titanrl.errors import Problem, check_range
+from titanrl.errors import Problem
+from titanrl.registry import Range, validated
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Loop
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Report", "profile_problems"]
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a run shows and writes."""
@@ -25,22 +27,18 @@ class Report:
     """Trackers that get the settings and each step's numbers, packages: `pip install titanrl[NAME]`."""
     project: str = "titanrl"
     """What the trackers call the runs together."""
-    prometheus_port: int | None = None
+    prometheus_port: Annotated[int | None, Range("[1, 65535]")] = None
     """Port from which anybody may read the last step's numbers in Prometheus' text form; omitted: none."""
-    samples_per_step: int = 10
+    samples_per_step: Annotated[int, Range("[0, inf)")] = 10
     """Answers of each step that are written to samples.jsonl, >= 0."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "samples_per_step", "[0, inf)")
-        if self.prometheus_port is not None:
-            check_range(self, "prometheus_port", "[1, 65535]")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What is measured of single steps, on every rank, in the run folder's `profile`."""
 
-    steps: tuple[int, ...]
+    steps: Annotated[tuple[int, ...], Range("[1, inf)")]
     """Steps that are measured, the first one is 1, and the first ones are slower than the others."""
     trace: bool = True
     """Whether a trace of all operations is written, step-N-rank-R.json.gz, for https://ui.perfetto.dev, and
@@ -50,10 +48,8 @@ class Profile:
     https://docs.pytorch.org/memory_viz; needs a GPU."""
 
     def __post_init__(self) -> None:
-        if not self.steps or min(self.steps) < 1:
-            raise ValueError(
-                f"steps must hold numbers >= 1, got {list(self.steps)}; leave [profile] out for none."
-            )
+        if not self.steps:
+            raise ValueError("steps must not be empty; leave [profile] out to measure no step.")
         if not (self.trace or self.memory):
             raise ValueError("trace and memory must not both be false; leave [profile] out for nothing.")
 

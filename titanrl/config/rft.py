@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from titanrl.errors import Problem, check_range, did_you_mean
+from titanrl.errors import Problem, did_you_mean
+from titanrl.registry import Range, validated
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Reward
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["RFT", "rft_problems"]
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RFT:
     """Rejection sampling: what ``titanrl rft`` samples to [prompts] and keeps; training doesn't read it."""
@@ -22,26 +24,26 @@ class RFT:
     write: Literal["answers", "pairs"] = "answers"
     """answers: the best ones to each prompt, for supervised training; pairs: the best against the worst, for
     preference losses and reward models."""
-    num_prompts: int | None = None
+    num_prompts: Annotated[int | None, Range("[1, inf)")] = None
     """Prompts asked, the first of the source, >= 1; omitted: all of them."""
-    samples_per_prompt: int = 8
+    samples_per_prompt: Annotated[int, Range("[1, inf)")] = 8
     """Answers sampled to each prompt (N), >= 1; >= 2 for pairs."""
-    prompts_per_batch: int = 16
+    prompts_per_batch: Annotated[int, Range("[1, inf)")] = 16
     """Prompts answered side by side, over all ranks, >= 1; only speed and memory depend on it."""
     reward: str | None = None
     """Label of the [[reward]] whose raw value ranks the answers; omitted: the weighted sum of all."""
-    keep: int = 1
+    keep: Annotated[int, Range("[1, inf)")] = 1
     """Answers kept of each prompt, the best first, >= 1; answers only."""
-    min_reward: float = -math.inf
+    min_reward: Annotated[float, Range("[-inf, inf)")] = -math.inf
     """Least reward of an answer that is kept, or chosen in a pair."""
-    least: dict[str, float] = field(default_factory=dict)
+    least: Annotated[dict[str, float], Range("[-inf, inf)")] = field(default_factory=dict)
     """Label of a [[reward]] -> least raw value of an answer that is kept or chosen: its form, its language.
     A reward of weight 0 is such a condition and nothing else."""
-    min_margin: float = 0.0
+    min_margin: Annotated[float, Range("[0, inf)")] = 0.0
     """Least difference in reward between the two of a pair, >= 0; equal ones are never a pair."""
-    min_tokens: int = 1
+    min_tokens: Annotated[int, Range("[1, inf)")] = 1
     """Shortest answer that is used at all, tokens with the end token, >= 1."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, Range("[min_tokens, inf)")] = None
     """Longest answer that is used at all, tokens with the end token, >= 1."""
     unfinished: bool = False
     """Whether answers cut at [sampler] max_response_tokens are used; a model trained on them learns to end
@@ -50,12 +52,6 @@ class RFT:
     """Whether the same text to the same prompt is written only once, in the whole file."""
 
     def __post_init__(self) -> None:
-        for key in ("num_prompts", "samples_per_prompt", "prompts_per_batch", "keep"):
-            check_range(self, key, "[1, inf)")
-        check_range(self, "min_reward", "[-inf, inf)")
-        check_range(self, "min_margin", "[0, inf)")
-        check_range(self, "min_tokens", "[1, inf)")
-        check_range(self, "max_tokens", f"[{self.min_tokens}, inf)")
         if self.write == "pairs" and self.samples_per_prompt < 2:
             raise ValueError(f"samples_per_prompt must be >= 2 for pairs, got {self.samples_per_prompt}.")
         other, value = ("keep", self.keep != 1) if self.write == "pairs" else ("min_margin", self.min_margin)

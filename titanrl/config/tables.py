@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.errors import check_range
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
-from titanrl.registry import name_of
+from titanrl.registry import Range, name_of, validated
 from titanrl.registry.decode import Component, build
 
 __all__ = [
@@ -17,6 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Where a run leaves its files, and the seed of everything random in it."""
@@ -25,15 +25,15 @@ class Run:
     """Name of the run's folder; omitted: the experiment file's name."""
     folder: str = "runs"
     """Folder that holds the runs, relative to the working directory."""
-    seed: int = 0
+    seed: Annotated[int, Range("[0, inf)")] = 0
     """Seed of prompt order, sampling and initial weights, >= 0; the same seed gives the same run."""
 
     def __post_init__(self) -> None:
-        check_range(self, "seed", "[0, inf)")
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise ValueError(f"name must be a plain folder name, got {self.name!r}.")
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model that is trained."""
@@ -42,7 +42,7 @@ class Model:
     """Hugging Face folder (config.json, tokenizer, safetensors), relative to the working directory."""
     head: Literal["language", "value"] = "language"
     """language: the vocabulary's; value: one number a position (reward models), new on a language model."""
-    heads: dict[str, float] = field(default_factory=dict)
+    heads: Annotated[dict[str, float], Range("(-inf, inf)")] = field(default_factory=dict)
     """Names of several value heads, and the weight of each in the score; omitted: there is one. Examples of
     [data] say with the column `head` which one they are about, else it is the score."""
     chat_template: str | None = None
@@ -56,23 +56,23 @@ class Model:
             )
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """One reward of the weighted sum ``reward = sum_k weight_k * r_k``."""
 
     component: Annotated[RewardFunction, Component("reward")]
     """The reward function; its keys stand in the same table."""
-    weight: float = 1.0
+    weight: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Factor in the sum; the unweighted reward stays in the batch under its label."""
     label: str = ""
     """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
-    failure: float = 0.0
+    failure: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time limit of the function on a batch, then on each row by itself, seconds, > 0."""
 
     def __post_init__(self) -> None:
-        check_range(self, "timeout_seconds", "(0, inf)")
         for key in ("failure", "timeout_seconds"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
@@ -96,6 +96,7 @@ class Reference:
     runs, and then the model takes no memory in training. Omitted: computed in each step."""
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
     """The frozen model that distillation learns from."""
@@ -106,19 +107,17 @@ class Teacher:
     """Precision of its weights."""
     offload: bool = False
     """As that of [reference]: whether its weights wait in CPU memory while it is not scored."""
-    top_k: int | None = None
+    top_k: Annotated[int | None, Range("[1, inf)")] = None
     """Likeliest tokens of each trained position whose log-probs it gives (K), >= 1; given iff a loss reads
     ``candidate_ids``. Each costs 12 bytes of memory a position, on every rank."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "top_k", "[1, inf)")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticOptimizer(Optimizer):
     """The critic's own optimizer, with the keys of [optimizer]."""
 
-    lr: float = 1e-5
+    lr: Annotated[float, Range("(0, inf)")] = 1e-5
     """Peak learning rate, > 0."""
 
 
@@ -131,6 +130,7 @@ def _value_loss() -> PolicyLoss:
     return loss
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critic:
     """The value model beside the policy, or its second head, trained on the same minibatches."""
@@ -141,9 +141,9 @@ class Critic:
     shared: bool = False
     """Whether it is a second head on the policy's body instead of a model, trained by the policy's own
     optimizer steps; path, warmup_steps, optimizer and lr_scheduler must be left out then."""
-    coefficient: float | None = None
+    coefficient: Annotated[float | None, Range("(0, inf)")] = None
     """Factor of its loss beside the policy's, > 0; with shared only, 0.1 if omitted."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Range("[0, inf)")] = 0
     """Steps at the beginning that train the critic alone, >= 0: less than [loop] steps."""
     loss: Annotated[PolicyLoss, Component("loss")] = field(default_factory=_value_loss)
     """What the critic minimises, per token; a loss on values. Omitted: value."""
@@ -153,8 +153,6 @@ class Critic:
     """Its learning rate over time; not there if shared."""
 
     def __post_init__(self) -> None:
-        check_range(self, "coefficient", "(0, inf)")
-        check_range(self, "warmup_steps", "[0, inf)")
         omitted: dict[str, Any] = (
             {"coefficient": SHARE}
             if self.shared
@@ -165,45 +163,37 @@ class Critic:
                 object.__setattr__(self, key, value)
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
     """How many steps there are and what one step is made of."""
 
-    steps: int
+    steps: Annotated[int, Range("[1, inf)")]
     """Training steps, >= 1: each samples, or takes the next data, scores and updates once."""
-    prompts_per_step: int
+    prompts_per_step: Annotated[int, Range("[1, inf)")]
     """Prompts of a step, or examples of [data], over all ranks, >= 1; a multiple of minibatches times
     data-parallel ranks."""
-    samples_per_prompt: int = 8
+    samples_per_prompt: Annotated[int, Range("[1, inf)")] = 8
     """Answers to each prompt (G), >= 1: the group in which group-relative advantages compare; [prompts]
     only."""
-    minibatches: int = 1
+    minibatches: Annotated[int, Range("[1, inf)")] = 1
     """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
-    epochs: int = 1
+    epochs: Annotated[int, Range("[1, inf)")] = 1
     """Passes over each batch, >= 1."""
-    target_kl: float | None = None
+    target_kl: Annotated[float | None, Range("(0, inf)")] = None
     """``loss/approx_kl`` of an optimizer step, nats, > 0, above which the policy is spared the rest of the
     batch's; omitted: none is left out."""
-    data_workers: int = 0
+    data_workers: Annotated[int, Range("[0, inf)")] = 0
     """Processes of each rank that read and tokenize [prompts] or [data] ahead of the steps, >= 0; 0: each
     step reads its own."""
-    max_resample_attempts: int = 8
+    max_resample_attempts: Annotated[int, Range("[0, inf)")] = 8
     """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
     skip_zero_advantage: bool = False
     """Whether rows whose advantage is 0 stay out of the update: the same gradient for less work, where no KL
     or entropy term needs them; metrics of the update then cover the other rows."""
 
-    def __post_init__(self) -> None:
-        check_range(self, "steps", "[1, inf)")
-        check_range(self, "prompts_per_step", "[1, inf)")
-        check_range(self, "samples_per_prompt", "[1, inf)")
-        check_range(self, "minibatches", "[1, inf)")
-        check_range(self, "epochs", "[1, inf)")
-        check_range(self, "target_kl", "(0, inf)")
-        check_range(self, "data_workers", "[0, inf)")
-        check_range(self, "max_resample_attempts", "[0, inf)")
 
-
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """Validation on held-out prompts or data: before the first step, every so many steps, after the last."""
@@ -213,13 +203,13 @@ class Evaluation:
     and a [[reward]], which training itself has no use for."""
     data: Annotated[DataSettings, Component("source")] | None = None
     """Held-out data, a source of its own, on which the loss is taken; with [data] only."""
-    every: int = 10
+    every: Annotated[int, Range("[0, inf)")] = 10
     """Steps between two validations, >= 0; 0: only before the first step and after the last."""
-    num_prompts: int = 64
+    num_prompts: Annotated[int, Range("[1, inf)")] = 64
     """Prompts of a validation, or examples of its data, >= 1, always the same first ones of the source."""
-    samples_per_prompt: int = 1
+    samples_per_prompt: Annotated[int, Range("[1, inf)")] = 1
     """Answers to each prompt, >= 1; more than one needs a temperature above 0."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Range("[0, inf)")] = 0.0
     """Sampling temperature, >= 0; 0: greedy."""
     reward: str | None = None
     """Label of the [[reward]] whose raw value is the held-out score; omitted: the first one."""
@@ -228,10 +218,6 @@ class Evaluation:
     is chosen; omitted: no best-of-N score. It needs more than one answer to each prompt."""
 
     def __post_init__(self) -> None:
-        check_range(self, "every", "[0, inf)")
-        check_range(self, "temperature", "[0, inf)")
-        check_range(self, "num_prompts", "[1, inf)")
-        check_range(self, "samples_per_prompt", "[1, inf)")
         if self.samples_per_prompt > 1 and self.temperature == 0:
             raise ValueError(
                 f"samples_per_prompt must be 1 at temperature 0, got {self.samples_per_prompt}; "

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from titanrl.errors import ConfigError, did_you_mean
+from titanrl.registry.ranges import validated
 
 __all__ = ["FOLDERS", "component_class", "kind_of", "kinds", "load", "name_of", "names", "register"]
 
@@ -49,7 +50,8 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     """
     if kind not in _classes:
         raise ValueError(
-            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} "
+            f"kinds: {', '.join(FOLDERS)}."
         )
 
     def decorate(cls: type[T]) -> type[T]:
@@ -63,6 +65,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             owner = f"{taken.__module__}.{taken.__qualname__}"
             raise ValueError(f"{kind} {name!r} is already registered by {owner}; choose another name.")
+        validated(cls)
         _classes[kind][name] = cls
         _identity[cls] = (kind, name)
         return cls
@@ -79,7 +82,8 @@ def load(kind: str) -> None:
     """Imports every built-in component file of ``kind``, and once those of installed packages."""
     if kind not in FOLDERS:
         raise ConfigError(
-            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} "
+            f"kinds: {', '.join(FOLDERS)}."
         )
     if kind not in _loaded:
         package = importlib.import_module(f"titanrl.components.{FOLDERS[kind]}")
@@ -116,7 +120,8 @@ def component_class(kind: str, name: str) -> type:
     except (KeyError, TypeError):
         known = names(kind)
         raise ConfigError(
-            f"unknown {kind} {name!r}{did_you_mean(str(name), known) or ';'} known: {', '.join(known) or 'none'}."
+            f"unknown {kind} {name!r}{did_you_mean(str(name), known) or ';'} "
+            f"known: {', '.join(known) or 'none'}."
         ) from None
 
 

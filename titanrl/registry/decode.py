@@ -13,7 +13,16 @@ from titanrl.errors import ConfigError, Problem, closest_matches, did_you_mean
 from titanrl.registry import component_class, names
 from titanrl.registry.values import decode_scalar, format_value, unknown_keys
 
-__all__ = ["Component", "Flattened", "build", "decode", "unwrap_optional", "decode_fields", "fields_of"]
+__all__ = [
+    "Component",
+    "Flattened",
+    "build",
+    "decode",
+    "unwrap_optional",
+    "decode_fields",
+    "fields_of",
+    "is_optional",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +86,23 @@ def decode(hint: Any, value: Any) -> Any:
 
 
 def unwrap_optional(hint: Any) -> tuple[Any, Component | Flattened | None]:
-    """Returns a field's type without ``| None`` and its marker, if it has one."""
+    """Returns a field's type without ``| None`` and annotations, and its marker, if it has one."""
     if typing.get_origin(hint) in (typing.Union, UnionType):
         options = [option for option in typing.get_args(hint) if option is not NoneType]
         if len(options) == 1:
             return unwrap_optional(options[0])
     if typing.get_origin(hint) is typing.Annotated:
-        plain, *extras = typing.get_args(hint)
-        return plain, next((e for e in extras if isinstance(e, Component | Flattened)), None)
+        inner, *extras = typing.get_args(hint)
+        plain, marker = unwrap_optional(inner)
+        return plain, next((each for each in extras if isinstance(each, Component | Flattened)), marker)
     return hint, None
+
+
+def is_optional(hint: Any) -> bool:
+    """Whether a field's type allows None: the key may be left out and its option is off then."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return is_optional(typing.get_args(hint)[0])
+    return typing.get_origin(hint) in (typing.Union, UnionType) and NoneType in typing.get_args(hint)
 
 
 @cache

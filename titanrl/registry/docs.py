@@ -18,6 +18,7 @@ from typing import Any
 
 from titanrl.protocols.batch import key_name
 from titanrl.registry.decode import unwrap_optional
+from titanrl.registry.ranges import ranges_of
 
 __all__ = ["allowed", "default_of", "first_line", "key_docs", "key_ranges", "needs", "reads", "type_name"]
 
@@ -28,8 +29,9 @@ def key_docs(cls: type) -> dict[str, str]:
 
 
 def key_ranges(cls: type) -> dict[str, str]:
-    """Returns the interval to which ``check_range`` holds each field, such as ``(0, 1 + clip_high]``."""
-    return {key: text for node in _sources(cls) for key, text in _ranges_of(node)}
+    """Returns the range of each field that declares one, such as ``(0, 1 + clip_high]``."""
+    checked = {key: text for node in _sources(cls) for key, text in _ranges_of(node)}
+    return checked | {key: str(declared) for key, declared in ranges_of(cls).items()}
 
 
 def first_line(cls: type, *, keep_code: bool = False) -> str:

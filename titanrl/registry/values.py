@@ -37,6 +37,8 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         value = float(value)  # JSON has no infinity, so tables that came through it spell it as text.
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(Problem("", "must be a number, got nan."))
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(Problem("", f"must be a 64-bit integer, got {value}."))
     try:
         # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
         return _adapter(hint).validate_json(json.dumps(value))

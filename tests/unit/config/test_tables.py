@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from titanrl.config import Experiment, engine_tables, tables
 from titanrl.config.alerts import Alerts
 from titanrl.config.rft import RFT
 from titanrl.registry import component_class, kinds, names
-from titanrl.registry.decode import fields_of, unwrap_optional
+from titanrl.registry.decode import fields_of, is_optional, unwrap_optional
 from titanrl.registry.docs import default_of, key_docs, type_name
 
 SNAPSHOT = Path(__file__).with_name("defaults.json")
@@ -75,7 +73,8 @@ def test_engine_tables_mirror_torchtitan_but_for_the_listed_differences(table: t
     for theirs in torchtitan_classes()[table.__name__]:
         known = fields_of(theirs)
         for key, (field, hint) in fields_of(table).items():
-            same = key in known and known[key][1] == hint and default(known[key][0]) == default(field)
+            same = key in known and plain(known[key][1]) == plain(hint)
+            same = same and default(known[key][0]) == default(field)
             assert same != ((table.__name__, key) in DIFFERENCES), key
 
 
@@ -97,6 +96,11 @@ def test_optimizer_defaults_are_those_of_torchtitans_adamw() -> None:
 def test_differences_name_keys_that_exist() -> None:
     keys = {(table.__name__, key) for table in ENGINE_TABLES for key in fields_of(table)}
     assert DIFFERENCES.keys() <= keys
+
+
+def plain(hint: Any) -> tuple[Any, bool]:
+    """Returns a type without its annotations, and whether it may be None."""
+    return unwrap_optional(hint)[0], is_optional(hint)
 
 
 def default(field: dataclasses.Field[Any]) -> Any:
@@ -143,7 +147,7 @@ def test_keys_that_may_be_off_are_off_by_default() -> None:
         f"{label}.{key}"
         for label, cls in every_class()
         for key, (field, hint) in fields_of(cls).items()
-        if NoneType in typing.get_args(hint) and default(field) is not None
+        if is_optional(hint) and default(field) is not None
     ]
     assert wrong == []
 
