@@ -17,8 +17,9 @@ __all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "scored_keys"]
 BatchKey = str | tuple[str, ...]
 
 ROLLOUT_KEYS: tuple[BatchKey, ...] = (
-    "input_ids", "labels", "loss_mask", "sampler_logprob", "policy_version", "group_id", "finish_reason",
-    ("text", "prompt"), ("text", "response"), ("text", "answer"),
+    "input_ids", "labels", "loss_mask", "sampler_logprob", "policy_version", "policy_version_token",
+    "group_id", "prompt_id", "finish_reason", ("text", "prompt"), ("text", "response"), ("text", "answer"),
+    ("text", "columns"), ("text", "source"),
 )  # fmt: skip
 """What stage `sample` writes in every run."""
 

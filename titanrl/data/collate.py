@@ -18,50 +18,85 @@ ROW_STRIDE = 2**20
 
 
 def collate_rollouts(
-    rows: Sequence[RolloutRequest],
-    samples: Sequence[Completion],
+    requests: Sequence[RolloutRequest],
+    completions: Sequence[Completion],
     *,
     decode: Callable[[Sequence[int]], str],
     version: int,
 ) -> TensorDict:
-    """Returns the batch that stage `sample` promises, batch_size [N].
+    """Return the batch that stage `sample` promises, batch_size [N].
 
-    loss_mask covers exactly the sampled tokens, their end token included. Padded ids are 0.
+    loss_mask covers the tokens that the policy sampled, their end token included, and no others: prompts,
+    tokens given between turns and padding are masked. sampler_logprob and policy_version_token are 0 there.
+    policy_version is the version at a row's first sampled token. Padded ids are 0.
 
     Args:
-        rows, samples: N each, in the same order. version: of the weights that sampled.
+        requests: N requests.
+        completions: one per request, in the same order.
+        decode: completion ids -> text.
+        version: the sampler's policy version, for completions that state none of their own.
+
+    Raises:
+        ValueError: a completion whose lists differ in length.
     """
-    assert len(rows) == len(samples), f"{len(samples)} samples came back for {len(rows)} rows"
-    length = max(len(row.prompt_ids) + len(sample.ids) for row, sample in zip(rows, samples, strict=True)) - 1
-    shape = (len(rows), length)
+    assert len(requests) == len(completions), f"{len(completions)} completions for {len(requests)} requests"
+    pairs = list(zip(requests, completions, strict=True))
+    shape = (len(requests), max(len(request.prompt_ids) + len(each.ids) for request, each in pairs) - 1)
     input_ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     loss_mask, logprob = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float32)
-    for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
-        raw = torch.tensor([*row.prompt_ids, *sample.ids], dtype=torch.int64)
-        end, start = len(raw) - 1, len(row.prompt_ids) - 1
+    versions = torch.zeros(shape, dtype=torch.int32)
+    first_version = torch.full((len(requests),), version, dtype=torch.int32)
+    for index, (request, completion) in enumerate(pairs):
+        _check_lengths(request, completion)
+        raw = torch.tensor([*request.prompt_ids, *completion.ids], dtype=torch.int64)
+        end, start = len(raw) - 1, len(request.prompt_ids) - 1
         input_ids[index, :end], labels[index, :end] = raw[:-1], raw[1:]
-        loss_mask[index, start:end] = True
-        logprob[index, start:end] = torch.tensor(list(sample.logprobs), dtype=torch.float32)
+        sampled = True if completion.mask is None else torch.tensor(completion.mask, dtype=torch.bool)
+        loss_mask[index, start:end] = sampled
+        logprob[index, start:end] = torch.tensor(list(completion.logprobs), dtype=torch.float32)
+        if completion.versions is None:
+            versions[index, start:end] = version
+        else:
+            versions[index, start:end] = torch.tensor(list(completion.versions), dtype=torch.int32)
+            if bool(loss_mask[index].any()):
+                first_version[index] = versions[index, loss_mask[index]][0]
     return TensorDict(
         {
             "input_ids": input_ids,
             "labels": labels,
             "loss_mask": loss_mask,
-            "sampler_logprob": logprob,
-            "policy_version": torch.full((len(rows),), version, dtype=torch.int32),
-            "group_id": torch.tensor([row.prompt_index for row in rows], dtype=torch.int64),
-            "row_id": torch.tensor(
-                [row.prompt_index * ROW_STRIDE + row.sample_index for row in rows], dtype=torch.int64
-            ),
-            "finish_reason": torch.tensor([sample.finish_reason for sample in samples], dtype=torch.int8),
+            "sampler_logprob": torch.where(loss_mask, logprob, 0.0),
+            "policy_version": first_version,
+            "policy_version_token": torch.where(loss_mask, versions, 0),
+            "group_id": torch.tensor([request.prompt_index for request in requests], dtype=torch.int64),
+            "prompt_id": torch.tensor([request.prompt_id for request in requests], dtype=torch.int64),
+            "row_id": torch.tensor([_row_id(request) for request in requests], dtype=torch.int64),
+            "finish_reason": torch.tensor([each.finish_reason for each in completions], dtype=torch.int8),
             "text": {
-                "prompt": [row.text for row in rows],
-                "response": [decode(sample.ids) for sample in samples],
-                "answer": [row.answer for row in rows],
+                "prompt": [request.text for request in requests],
+                "response": [decode(each.ids) for each in completions],
+                "answer": [request.answer for request in requests],
+                "columns": [dict(request.columns) for request in requests],
+                "source": [request.source for request in requests],
             },
         },
-        batch_size=[len(rows)],
+        batch_size=[len(requests)],
     )
+
+
+def _row_id(request: RolloutRequest) -> int:
+    return request.prompt_index * ROW_STRIDE + request.sample_index
+
+
+def _check_lengths(request: RolloutRequest, completion: Completion) -> None:
+    """Refuse a completion whose logprobs, mask or versions do not have one entry per id."""
+    for name in ("logprobs", "mask", "versions"):
+        values = getattr(completion, name)
+        if values is not None and len(values) != len(completion.ids):
+            raise ValueError(
+                f"completion {request.sample_index} of prompt {request.prompt_index}: {name} must have one "
+                f"entry per token, {len(completion.ids)}, got {len(values)}; fix the sampler."
+            )
 
 
 def collate_examples(
