@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from titanrl.data.collate import collate_rollouts, trim
+from titanrl.data.collate import collate_rollouts
+from titanrl.ops.padding import trim
 from titanrl.protocols import Completion, RolloutRequest
 from titanrl.protocols.batch import check
 

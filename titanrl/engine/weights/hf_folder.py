@@ -23,7 +23,7 @@ from titanrl.models.hf_config import value_model_keys
 if TYPE_CHECKING:
     from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-    from titanrl.engine.build import Model
+    from titanrl.engine.model import Model
 
 __all__ = ["export", "load_folder", "rename_head"]
 
