@@ -28,9 +28,9 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.model import Model
 from titanrl.engine.weights.hf_folder import load_folder, rename_head
 from titanrl.errors import ConfigError
-from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import needs_fsdp
 from titanrl.models.mesh_checks import model_problems
+from titanrl.models.read_config import read_config
 from titanrl.models.spec import model_spec, set_sharding
 
 __all__ = ["build_model"]
@@ -68,7 +68,7 @@ def build_model(
         ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
             the model's context; degrees that the model can't be cut into.
     """
-    config = HFConfig.read(folder)
+    config = read_config(folder)
     if training.seq_len > config.max_length:
         raise ConfigError(
             f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
@@ -84,7 +84,8 @@ def build_model(
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
-    if problems := model_problems(config, mesh.parallelism, folder):
+    compute_dtype = training.mixed_precision_param
+    if problems := model_problems(config, mesh.parallelism, folder, compute_dtype):
         raise ConfigError(problems)
     pipelined = mesh.dims.pp_enabled
     tied = config.tied and not is_value_model
@@ -103,6 +104,7 @@ def build_model(
     )
     set_sharding(
         spec,
+        config,
         sequence_parallel=mesh.parallelism.enable_sequence_parallel,
         expert_parallel=mesh.dims.ep_enabled,
     )
