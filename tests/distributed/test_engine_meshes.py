@@ -108,7 +108,9 @@ def results(export_folder: Path) -> Results:
         "untied": untied,
         **{
             family: {
-                "model": str(tiny.create(folder / family, family=family, layers=3, tied=False, scale=0.2)),
+                "model": str(
+                    tiny.create(folder / family, model_type=family, layers=3, tied=False, scale=0.2)
+                ),
                 "losses": ["ppo_clip", "gspo"],
                 "max_norm": 0.05,
             }

@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tied tiny model, a mixture of experts, prompts and an experiment of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     tiny.create(folder / "model", scale=0.3)
-    tiny.create(folder / "mixture", family="qwen3_moe", tied=False, scale=0.3)
+    tiny.create(folder / "mixture", model_type="qwen3_moe", tied=False, scale=0.3)
     prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     for name, preset, rest in (

@@ -52,7 +52,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     sizes: dict[str, Any] = {"heads": 8, "kv_heads": 4, "layers": 2, "tied": False}
     large = tiny.create(folder / "large", hidden=1536, **sizes)
     wordy = tiny.create(folder / "wordy", hidden=768, characters="".join(map(chr, WORDS)), **sizes)
-    mixture = tiny.create(folder / "mixture", family="deepseek_v3", layers=3, tied=False, scale=0.2)
+    mixture = tiny.create(folder / "mixture", model_type="deepseek_v3", layers=3, tied=False, scale=0.2)
     cases = {
         name: {
             "model": str(model),

@@ -28,7 +28,7 @@ SHAPES = [("llama", True), ("llama", False), ("qwen3", True)]
 def make(path: Path, seed: int, family: Any = "llama", tied: bool = True) -> Path:
     # Heads of 64, as vLLM's CPU attention wants them; predictions far from uniform, so that faults show.
     return tiny.create(
-        path, family=family, tied=tied, hidden=128, heads=2, kv_heads=1, layers=3, scale=0.15, seed=seed
+        path, model_type=family, tied=tied, hidden=128, heads=2, kv_heads=1, layers=3, scale=0.15, seed=seed
     )
 
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from titanrl.data.encode import TokenizedExample
 from titanrl.protocols import Completion, RolloutRequest
 
-__all__ = ["collate_rollouts", "collate_examples", "trim"]
+__all__ = ["collate_rollouts", "collate_examples"]
 
 TOKEN_REWARD = "token_reward"
 ROW_STRIDE = 2**20
@@ -143,19 +143,3 @@ def collate_examples(
         },
         batch_size=[len(rows)],
     )
-
-
-def trim(batch: TensorDict, length: int) -> TensorDict:
-    """Returns the batch with every [N, L] key padded or cut to ``length`` label positions."""
-    _, current = batch["loss_mask"].shape
-    if current == length:
-        return batch
-    changed = {}
-    for key, value in batch.items(include_nested=True, leaves_only=True):
-        if isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[1] == current:
-            kept = value[:, :length]
-            fill = kept.new_zeros((value.shape[0], max(length - current, 0), *value.shape[2:]))
-            changed[key] = torch.cat([kept, fill], dim=1)
-    result = batch.copy()
-    result.update(TensorDict(changed, batch_size=batch.batch_size))
-    return result

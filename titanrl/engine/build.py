@@ -7,80 +7,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
 from titanrl.engine.allocate import allocate
 from titanrl.engine.attention import attention_config
 from titanrl.engine.heads.shared import ActorCriticHead
-from titanrl.engine.heads.token import Head, TokenHead
+from titanrl.engine.heads.token import TokenHead
 from titanrl.engine.heads.value import ValueHead
 from titanrl.engine.mesh import Mesh
+from titanrl.engine.model import Model
 from titanrl.engine.weights.hf_folder import load_folder, rename_head
 from titanrl.errors import ConfigError
-from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import needs_fsdp
 from titanrl.models.mesh_checks import model_problems
+from titanrl.models.read_config import read_config
 from titanrl.models.spec import model_spec, set_sharding
 
-__all__ = ["Model", "build_model"]
+__all__ = ["build_model"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Model:
-    """A model on the mesh. Pipeline stages of this rank are its parts; without pipelining there is one."""
-
-    parts: list[Decoder]
-    adapter: StateDictAdapter
-    config: HFConfig
-    tied: bool
-    """Whether head and embedding are one parameter, of which both ends of a pipeline have a copy."""
-    heads: Mapping[str, float]
-    """Names and weights of scalar heads, where there are several."""
-    is_value_model: bool
-    """Whether the head is scalar, wherever in the pipeline it is."""
-    folder: str
-    stages: list[Any] = field(default_factory=list)
-    """Pipeline stages of this rank, torch's wrappers of the parts; none without pipelining."""
-    schedule_name: str = ""
-    schedule: Any = None
-    """The pipeline schedule last used, and the number and length of micro-batches it is for."""
-    schedule_sizes: tuple[int, int] = (0, 0)
-    is_first: bool = True
-    """Whether this rank holds the embedding."""
-    is_last: bool = True
-    """Whether this rank holds the head."""
-
-    @property
-    def head(self) -> Head:
-        """The lm_head or scalar head, on the rank of the last stage."""
-        head = self.parts[-1].lm_head
-        assert isinstance(head, Head)
-        return head
-
-    @property
-    def inner_attention(self) -> Any:
-        """Config of the attention inside every layer."""
-        return self.parts[0].config.first_attention.inner_attention
-
-    def fsdp_modules(self) -> list[FSDPModule]:
-        return [module for part in self.parts for module in part.modules() if isinstance(module, FSDPModule)]
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for part in self.parts for parameter in part.parameters()]
 
 
 def build_model(
@@ -113,7 +68,7 @@ def build_model(
         ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
             the model's context; degrees that the model can't be cut into.
     """
-    config = HFConfig.read(folder)
+    config = read_config(folder)
     if training.seq_len > config.max_length:
         raise ConfigError(
             f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
@@ -129,7 +84,8 @@ def build_model(
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
-    if problems := model_problems(config, mesh.parallelism, folder):
+    compute_dtype = training.mixed_precision_param
+    if problems := model_problems(config, mesh.parallelism, folder, compute_dtype):
         raise ConfigError(problems)
     pipelined = mesh.dims.pp_enabled
     tied = config.tied and not is_value_model
@@ -148,6 +104,7 @@ def build_model(
     )
     set_sharding(
         spec,
+        config,
         sequence_parallel=mesh.parallelism.enable_sequence_parallel,
         expert_parallel=mesh.dims.ep_enabled,
     )

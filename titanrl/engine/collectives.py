@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
-from titanrl.data.collate import trim
 from titanrl.engine.bins import balance
 from titanrl.errors import TrainingError
+from titanrl.ops.padding import trim
 from titanrl.ops.prefix import group_tokens
 
 __all__ = [

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from titanrl.engine.attention import attention_masks
-from titanrl.engine.build import Model
+from titanrl.engine.model import Model
 from titanrl.engine.packing import MicroBatch
 
 __all__ = ["Hook", "line_length", "run_pipeline", "scheduled"]

@@ -15,10 +15,10 @@ from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
 
 from titanrl.engine.attention import attention_masks
-from titanrl.engine.build import Model
 from titanrl.engine.heads.shared import ActorCriticOutput
 from titanrl.engine.heads.token import HeadQuery
 from titanrl.engine.mesh import Mesh
+from titanrl.engine.model import Model
 from titanrl.engine.packing import MicroBatch, assign_micro_batches, dummy_micro_batch, pack_sequences, pad_to
 from titanrl.engine.pipeline import line_length, run_pipeline, scheduled
 from titanrl.engine.reduce import from_last_stage

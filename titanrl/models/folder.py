@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from titanrl.errors import ConfigError, did_you_mean
+from titanrl.errors import ConfigError
+from titanrl.models.config_file import is_value_architecture, num_labels, read_count, read_json
+from titanrl.models.family import resolve_family
 
-__all__ = [
-    "ARCHITECTURES", "FAMILIES", "LANGUAGE", "VALUE", "ModelInfo", "atomic_folder", "inspect",
-    "is_value_architecture", "num_labels", "read_json", "vocabulary", "whole",
-]  # fmt: skip
-
-FAMILIES = {"Llama": "llama3", "Qwen3": "qwen3", "Qwen3Moe": "qwen3", "DeepseekV3": "deepseek_v3"}
-"""transformers' names of models -> the families of TorchTitan that compute them."""
-LANGUAGE, VALUE = "ForCausalLM", "ForSequenceClassification"
-ARCHITECTURES = tuple(f"{name}{kind}" for kind in (LANGUAGE, VALUE) for name in FAMILIES)
-"""Language and value models of those families."""
+__all__ = ["ModelInfo", "atomic_folder", "inspect", "vocabulary"]
 
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that a safetensors file may have."""
@@ -32,7 +25,7 @@ class ModelInfo(NamedTuple):
 
     path: Path
     architecture: str
-    """One of ARCHITECTURES."""
+    """transformers' class name."""
     vocab_size: int
     """Rows of the embedding; at least the number of token ids."""
     num_tokens: int
@@ -47,16 +40,6 @@ class ModelInfo(NamedTuple):
     def is_value_model(self) -> bool:
         """Whether the head gives one number instead of the vocabulary's logits."""
         return is_value_architecture(self.architecture)
-
-
-def is_value_architecture(name: str) -> bool:
-    """Whether transformers' class of that name has a head that gives numbers instead of logits."""
-    return name.endswith(VALUE)
-
-
-def num_labels(config: dict[str, Any]) -> int:
-    """Returns how many numbers a classifier's head gives, by its config.json; transformers' default is 2."""
-    return len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
 
 
 def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
@@ -76,13 +59,7 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
             f"`titanrl model import PATH|HUB_ID|GGUF`."
         )
     config = read_json(path / "config.json", where)
-    named = config.get("architectures") or "none"
-    architecture = str(named[0] if isinstance(named, list) else named)
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"{where}: architecture {architecture!r} is not supported{did_you_mean(architecture, ARCHITECTURES)}; "
-            f"supported: {', '.join(ARCHITECTURES)}."
-        )
+    _, architecture = resolve_family(config, where)
     if is_value_architecture(architecture) and num_labels(config) != 1:
         raise ConfigError(
             f"{where} must have 1 label (id2label) to be a value model, got {num_labels(config)}."
@@ -91,7 +68,10 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         raise ConfigError(f"{where} holds quantized weights; import its dense or GGUF original instead.")
     if not (path / "tokenizer.json").is_file():
         raise ConfigError(f"{where} has no tokenizer.json; make one with `titanrl model import`.")
-    vocab_size, num_tokens = whole(config, "vocab_size", where), _num_tokens(path / "tokenizer.json", where)
+    vocab_size, num_tokens = (
+        read_count(config, "vocab_size", where),
+        _num_tokens(path / "tokenizer.json", where),
+    )
     if num_tokens > vocab_size:
         raise ConfigError(
             f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding "
@@ -108,44 +88,11 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         architecture=architecture,
         vocab_size=vocab_size,
         num_tokens=num_tokens,
-        max_length=whole(config, "max_position_embeddings", where),
-        # Hugging Face's default is per family and both families here are untied unless they say so.
+        max_length=read_count(config, "max_position_embeddings", where),
+        # Hugging Face's default differs between families; those here are untied unless the config says so.
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_chat_template=_has_chat_template(path),
     )
-
-
-def read_json(path: Path, where: str) -> dict[str, Any]:
-    """Returns the object in a JSON file.
-
-    Raises:
-        ConfigError: the file is missing, or isn't a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{where} has no {path.name}; a Hugging Face model folder is needed.") from None
-    except ValueError as error:
-        raise ConfigError(f"{where}: {path.name} is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: {path.name} must hold an object, got {type(value).__name__}.")
-    return value
-
-
-def whole(config: Mapping[str, Any], key: str, where: str) -> int:
-    """Returns a whole number of a config.json.
-
-    Raises:
-        ConfigError: it isn't there, or is none.
-    """
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        got = repr(value) if key in config else "nothing"
-        raise ConfigError(
-            f"{where}: config.json must give {key} as a whole number, got {got}; restore the config.json "
-            "that belongs to the weights, or import the model again."
-        )
-    return value
 
 
 def vocabulary(path: str | Path) -> dict[str, int]:

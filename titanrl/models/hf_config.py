@@ -1,25 +1,14 @@
-"""A Hugging Face folder's config.json: the keys that decide the computation; importing this loads nothing."""
+"""The facts of a config.json that decide the computation, in the same fields for every family."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from titanrl.errors import ConfigError
-from titanrl.models.folder import (
-    ARCHITECTURES,
-    FAMILIES,
-    LANGUAGE,
-    VALUE,
-    is_value_architecture,
-    num_labels,
-    read_json,
-    whole,
-)
+from titanrl.models.config_file import ConfigFile
 
-__all__ = ["Experts", "HFConfig", "LatentAttention", "value_model_keys"]
+__all__ = ["Experts", "HFConfig", "LatentAttention", "decoder_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +21,7 @@ class Experts:
     hidden_dim: int
     """Width of one expert."""
     num_shared: int
-    """Experts beside them that compute every token."""
+    """Shared experts, which compute every token in addition."""
     dense_layers: frozenset[int]
     """Layers with one feed-forward instead, of the model's own width."""
     scores: str
@@ -42,15 +31,15 @@ class Experts:
     scale: float
     """Factor of the scores."""
     num_groups: int | None
-    """Groups of experts of which only some are chosen from; None: all are."""
+    """Groups of experts, of which only some are chosen from; None: no groups."""
     num_chosen_groups: int | None
     has_bias: bool
-    """Whether a bias that is not trained is added to the scores for choosing, and for choosing alone."""
+    """Whether an untrained bias is added to the scores when experts are chosen, and only then."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """DeepSeek's attention, whose keys and values are made from one small vector a token."""
+    """Multi-head latent attention, whose keys and values are made from one small vector per token."""
 
     query_rank: int
     """Width of the queries' vector; 0: queries are made from the hidden state."""
@@ -64,10 +53,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """The keys of a config.json that decide the computation."""
+    """The facts of a config.json that decide the computation."""
 
-    family: str
-    """"llama3", "qwen3" or "deepseek_v3"."""
+    model_type: str
+    """Hugging Face's name, which selects the family: titanrl.models.family.family_of."""
     dim: int
     num_layers: int
     num_heads: int
@@ -80,6 +69,7 @@ class HFConfig:
     norm_eps: float
     rope_theta: float
     rope_scaling: dict[str, Any]
+    """Keys of a scaled rotary table; empty: not scaled."""
     tied: bool
     """Whether the head is the embedding's matrix."""
     is_value_model: bool
@@ -89,138 +79,43 @@ class HFConfig:
     latent: LatentAttention | None = None
     """None: keys and values have heads of their own."""
 
-    @classmethod
-    def read(cls, folder: str | Path) -> HFConfig:
-        """Reads ``folder/config.json``.
 
-        Raises:
-            ConfigError: no such file; an architecture, number of labels, bias, activation or rope that isn't
-                computed here; a key that is missing or none of its kind.
-        """
-        path = Path(folder) / "config.json"
-        if not path.is_file():
-            raise ConfigError(
-                f"[model] path has no config.json, got {str(folder)!r}; give a Hugging Face folder, or fetch "
-                "a model with `titanrl model get`."
-            )
-        where = f"model folder '{folder}'"
-        raw = read_json(path, where)
-        try:
-            return cls._of(raw, path, where)
-        except ConfigError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
-            raise ConfigError(
-                f"{where}: config.json {what}; restore the config.json that belongs to the weights, or "
-                "import the model again."
-            ) from None
-
-    @classmethod
-    def _of(cls, raw: dict[str, Any], path: Path, where: str) -> HFConfig:
-        architectures = raw.get("architectures") or []
-        architecture = next((name for name in architectures if name in ARCHITECTURES), None)
-        if architecture is None:
-            raise ConfigError(
-                f"{path} architectures must be one of {', '.join(ARCHITECTURES)}, got {architectures}."
-            )
-        family = FAMILIES[architecture.removesuffix(LANGUAGE).removesuffix(VALUE)]
-        is_value_model = is_value_architecture(architecture)
-        if is_value_model and num_labels(raw) != 1:
-            raise ConfigError(
-                f"{path} must have 1 label (id2label) to be a value model, got {num_labels(raw)}."
-            )
-        off = ["attention_bias", "mlp_bias", "use_sliding_window"]
-        off += ["tie_word_embeddings"] if family == "deepseek_v3" else []
-        for key in off:
-            if raw.get(key):
-                raise ConfigError(f"{path} {key} must be false, got {raw[key]}.")
-        if raw.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"{path} hidden_act must be 'silu', got {raw['hidden_act']!r}.")
-        # transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
-        rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in ("default", "llama3") or (kind == "llama3" and family != "llama3"):
-            raise ConfigError(
-                f"{path} rope_type {kind!r} is not computed for {architectures}; use 'default'."
-            )
-        return cls(
-            family=family,
-            dim=whole(raw, "hidden_size", where),
-            num_layers=whole(raw, "num_hidden_layers", where),
-            num_heads=whole(raw, "num_attention_heads", where),
-            num_kv_heads=raw.get("num_key_value_heads") or whole(raw, "num_attention_heads", where),
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            hidden_dim=whole(raw, "intermediate_size", where),
-            vocab_size=whole(raw, "vocab_size", where),
-            max_length=whole(raw, "max_position_embeddings", where),
-            norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=rope if kind == "llama3" else {},
-            tied=bool(raw.get("tie_word_embeddings", False)),
-            is_value_model=is_value_model,
-            experts=_experts(raw, architecture),
-            latent=_latent_attention(raw, path) if family == "deepseek_v3" else None,
-        )
-
-
-def _experts(raw: Mapping[str, Any], architecture: str) -> Experts | None:
-    if architecture.startswith("Qwen3Moe"):
-        layers, every = range(raw["num_hidden_layers"]), raw.get("decoder_sparse_step", 1)
-        dense = {layer for layer in layers if (layer + 1) % every} | set(raw.get("mlp_only_layers") or ())
-        return Experts(
-            # transformers 5 writes num_local_experts.
-            count=raw.get("num_local_experts") or raw["num_experts"],
-            per_token=raw["num_experts_per_tok"],
-            hidden_dim=raw["moe_intermediate_size"],
-            num_shared=0,
-            dense_layers=frozenset(dense),
-            scores="softmax",
-            normalized=bool(raw.get("norm_topk_prob", False)),
-            scale=1.0,
-            num_groups=None,
-            num_chosen_groups=None,
-            has_bias=False,
-        )
-    if architecture.startswith("DeepseekV3"):
-        return Experts(
-            count=raw["n_routed_experts"],
-            per_token=raw["num_experts_per_tok"],
-            hidden_dim=raw["moe_intermediate_size"],
-            num_shared=raw["n_shared_experts"],
-            dense_layers=frozenset(range(raw["first_k_dense_replace"])),
-            scores="sigmoid",
-            normalized=bool(raw["norm_topk_prob"]),
-            scale=float(raw["routed_scaling_factor"]),
-            num_groups=raw["n_group"],
-            num_chosen_groups=raw["topk_group"],
-            has_bias=True,
-        )
-    return None
-
-
-def _latent_attention(raw: Mapping[str, Any], path: Path) -> LatentAttention:
-    if not raw.get("rope_interleave", True):
-        raise ConfigError(f"{path} rope_interleave must be true, got false.")
-    return LatentAttention(
-        query_rank=raw["q_lora_rank"] or 0,
-        key_value_rank=raw["kv_lora_rank"],
-        plain_dim=raw["qk_nope_head_dim"],
-        rope_dim=raw["qk_rope_head_dim"],
-        value_dim=raw["v_head_dim"],
-    )
-
-
-def value_model_keys(architectures: list[str], heads: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns what the config.json of a value model says beside what its language model's says.
+def decoder_config(file: ConfigFile, *, scaled_rope: str | None = None) -> HFConfig:
+    """Returns the facts that every decoder's config.json gives by the same keys.
 
     Args:
-        heads: names of its numbers, where there are several.
+        file: the config.json.
+        scaled_rope: the rope_type besides "default" that the family computes; None: no other.
+
+    Raises:
+        ConfigError: a bias, activation or rope that isn't computed here; a key that is missing or has
+            another type.
     """
-    names = [name.replace(LANGUAGE, VALUE) for name in architectures]
-    labels = dict(enumerate(heads or ("LABEL_0",)))
-    return {
-        "architectures": names,
-        "id2label": {str(number): name for number, name in labels.items()},
-        "label2id": {name: number for number, name in labels.items()},
-    }
+    raw = file.values
+    file.require_false("attention_bias", "mlp_bias", "use_sliding_window")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{file.path} hidden_act must be 'silu', got {raw['hidden_act']!r}.")
+    # transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ("default", scaled_rope):
+        raise ConfigError(
+            f"{file.path} rope_type {rope_type!r} is not computed for model_type {raw['model_type']!r}; "
+            "use 'default'."
+        )
+    return HFConfig(
+        model_type=raw["model_type"],
+        dim=file.count("hidden_size"),
+        num_layers=file.count("num_hidden_layers"),
+        num_heads=file.count("num_attention_heads"),
+        num_kv_heads=raw.get("num_key_value_heads") or file.count("num_attention_heads"),
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        hidden_dim=file.count("intermediate_size"),
+        vocab_size=file.count("vocab_size"),
+        max_length=file.count("max_position_embeddings"),
+        norm_eps=float(raw["rms_norm_eps"]),
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        rope_scaling=rope if rope_type != "default" else {},
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        is_value_model=file.is_value_model,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from titanrl.models.family import family_of
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.mesh_checks import STAGES_PER_RANK
 
@@ -104,31 +105,28 @@ def activations(model: Model, mesh: Parallelism, training: Training, mode: str) 
     layers = -(-config.num_layers // mesh.pipeline_parallel_degree)
     # The first stage runs ahead by as many micro-batches as there are stages after it.
     waiting = mesh.pipeline_parallel_degree
-    attention, inner = _kept(config)
+    attention = family_of(config.model_type).attention_activations(config)
+    feed_forward = _feed_forward_activations(config)
     cut = mesh.tensor_parallel_degree
     stream = config.dim * element // (cut if mesh.enable_sequence_parallel else 1)
     # Attention computes in float32 on a CPU.
-    whole = 4 * stream + (inner * element + attention * BYTES["float32"]) // cut
+    layer = 4 * stream + (feed_forward * element + attention * BYTES["float32"]) // cut
     if mode == "full":
-        kept = layers * stream + whole
+        kept = layers * stream + layer
     elif mode == "selective":
-        kept = layers * (whole + stream) // 2 + whole
+        kept = layers * (layer + stream) // 2 + layer
     else:
-        kept = layers * whole
+        kept = layers * layer
     return tokens * kept * waiting
 
 
-def _kept(config: HFConfig) -> tuple[int, int]:
-    """Returns how many numbers attention and feed-forward of a layer keep of a token beside hidden states."""
-    heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    if config.latent is not None:
-        heads = keys = config.num_heads * (config.latent.plain_dim + config.latent.rope_dim)
-    attention = (6 if config.family == "qwen3" else 4) * (heads + keys)
+def _feed_forward_activations(config: HFConfig) -> int:
+    """Returns how many numbers per token the feed-forward of a layer keeps for the backward pass."""
     experts = config.experts
     if experts is None:
-        return attention, 4 * config.hidden_dim
+        return 4 * config.hidden_dim
     width = (experts.per_token + experts.num_shared) * experts.hidden_dim
-    return attention, 4 * width + 2 * experts.per_token * config.dim
+    return 4 * width + 2 * experts.per_token * config.dim
 
 
 def parameters(config: HFConfig, *, is_value_model: bool, copies_head: bool = False) -> list[int]:
@@ -144,23 +142,11 @@ def parameters(config: HFConfig, *, is_value_model: bool, copies_head: bool = Fa
 
 def _layer(config: HFConfig, layer: int) -> int:
     dim, experts = config.dim, config.experts
-    size = 2 * dim + _attention(config)
+    size = 2 * dim + family_of(config.model_type).attention_parameters(config)
     if experts is None or layer in experts.dense_layers:
         return size + 3 * dim * config.hidden_dim
     width = experts.hidden_dim * (experts.count + experts.num_shared)
     return size + experts.count * dim + 3 * dim * width
-
-
-def _attention(config: HFConfig) -> int:
-    dim, heads, sizes = config.dim, config.num_heads, config.latent
-    if sizes is None:
-        norms = 2 * config.head_dim if config.family == "qwen3" else 0
-        return 2 * dim * config.head_dim * (heads + config.num_kv_heads) + norms
-    rank, queries = sizes.query_rank, heads * (sizes.plain_dim + sizes.rope_dim)
-    query = dim * rank + rank + rank * queries if rank else dim * queries
-    keys = dim * (sizes.key_value_rank + sizes.rope_dim) + sizes.key_value_rank
-    values = sizes.key_value_rank * heads * (sizes.plain_dim + sizes.value_dim)
-    return query + keys + values + heads * sizes.value_dim * dim
 
 
 def _shards(mesh: Parallelism, world_size: int) -> int:

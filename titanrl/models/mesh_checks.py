@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import gcd
 from typing import TYPE_CHECKING
 
 from titanrl.errors import Problem
+from titanrl.models.family import family_of
 from titanrl.models.hf_config import HFConfig
 
 if TYPE_CHECKING:
@@ -46,11 +46,22 @@ def mesh_problems(mesh: Parallelism, world_size: int) -> list[Problem]:
     return []
 
 
-def model_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[Problem]:
-    """Returns what keeps the model of ``folder`` from being cut as the degrees say."""
-    problems = []
+def model_problems(config: HFConfig, mesh: Parallelism, folder: str, compute_dtype: str) -> list[Problem]:
+    """Returns the reasons why the model of ``folder`` cannot be sharded or computed as configured.
+
+    Args:
+        config: the model's.
+        mesh: the degrees.
+        folder: name of the model in messages.
+        compute_dtype: [training] mixed_precision_param.
+    """
+    family, problems = family_of(config.model_type), []
+    if compute_dtype not in family.dtypes:
+        names = " or ".join(map(repr, family.dtypes))
+        text = f"must be {names} for {folder}, a model of family {family.name}, got {compute_dtype!r}."
+        problems.append(Problem("training", text, "mixed_precision_param"))
     tensor, pipeline = mesh.tensor_parallel_degree, mesh.pipeline_parallel_degree
-    heads = gcd(config.num_heads, config.num_heads if config.latent else config.num_kv_heads)
+    heads = family.shardable_heads(config)
     if heads % tensor:
         text = (
             f"must divide the {config.num_heads} heads and the {config.num_kv_heads} heads of keys and "

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from titanrl.errors import ConfigError, did_you_mean
 from titanrl.models.catalog import CATALOG, PackagedGGUF
-from titanrl.models.folder import ModelInfo, atomic_folder, inspect, is_value_architecture, read_json
+from titanrl.models.config_file import is_value_architecture, read_json
+from titanrl.models.folder import ModelInfo, atomic_folder, inspect
 from titanrl.models.gguf import convert, sha256_of
 from titanrl.models.tiny import create
 

@@ -1,13 +1,13 @@
-"""A random tiny model of each family with a character tokenizer, saved as Hugging Face saves.
-
-The model of the tests.
-"""
+"""A random tiny model of any family with a character tokenizer: the model of the tests."""
 
 from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from titanrl.models.families import TINY
+from titanrl.models.family import TinySizes, family_of
 
 __all__ = ["CHAT_TEMPLATE", "CHARACTERS", "create"]
 
@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}<eos>{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-"""Each assistant turn ends with <eos>, and the generation prompt is what stands before one."""
+"""Each assistant turn ends with <eos>; the generation prompt is the text before such a turn."""
 
 
 def create(
@@ -31,22 +31,28 @@ def create(
     kv_heads: int = 2,
     context: int = 256,
     tied: bool = True,
-    family: Literal["llama", "qwen3", "qwen3_moe", "deepseek_v3"] = "llama",
+    model_type: str = TINY,
     experts: int = 4,
     head: Literal["language", "value"] = "language",
     scale: float = 0.1,
     seed: int = 0,
 ) -> Path:
-    """Writes the folder ``path`` (config.json, model.safetensors, tokenizer files) and returns it; about .1
-    s.
+    """Writes the folder ``path`` (config.json, model.safetensors, tokenizer files) and returns it.
+
+    Takes about 0.1 s.
 
     Args:
+        path: the folder; made if it doesn't exist.
         characters: the vocabulary besides <pad> 0, <bos> 1, <eos> 2 and <unk> 3; padded to a multiple of 8.
+        layers: number of layers.
         hidden: model width; the feed-forward is twice as wide, an expert half.
-        kv_heads, tied: deepseek_v3 has neither fewer heads for keys nor a tied head.
-        experts: of the last two families, 2 of which compute each token; an even number for deepseek_v3,
-            whose first layer is dense.
-        head: value: one number a position, as a critic or reward model gives it.
+        heads: heads of queries.
+        kv_heads: heads of keys and values, for families that may have fewer.
+        context: longest sequence, tokens.
+        tied: whether the head is the embedding's matrix, for families that may share it.
+        model_type: selects the family.
+        experts: number of experts, an even number, for families that have them; 2 compute each token.
+        head: "value" gives one number per position, as of a critic or reward model.
         scale: standard deviation of every weight; the larger, the farther from uniform the predictions.
         seed: of the weights; the global random state is left as it was.
     """
@@ -56,31 +62,12 @@ def create(
     import torch
     import transformers
 
-    prefix = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}[
-        family
-    ]
-    kind = {"language": "ForCausalLM", "value": "ForSequenceClassification"}[head]
-    model_class = getattr(transformers, f"{prefix}{kind}")
-    head_dim = hidden // heads
-    sizes: dict[str, Any] = {
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "tie_word_embeddings": tied,
-    }
-    if family in ("qwen3_moe", "deepseek_v3"):
-        sizes |= {"moe_intermediate_size": hidden // 2, "num_experts_per_tok": 2, "norm_topk_prob": True}
-    if family == "qwen3_moe":
-        sizes |= {"num_experts": experts}
-    if family == "deepseek_v3":
-        sizes |= {
-            "num_key_value_heads": heads, "tie_word_embeddings": False, "n_routed_experts": experts,
-            "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
-            "q_lora_rank": hidden // 2, "kv_lora_rank": hidden // 2, "qk_nope_head_dim": head_dim,
-            "qk_rope_head_dim": head_dim, "v_head_dim": head_dim,
-        }  # fmt: skip
-    config = getattr(transformers, f"{prefix}Config")(
+    family = family_of(model_type)
+    architecture = family.architectures[0 if head == "language" else 1]
+    sizes = TinySizes(hidden=hidden, heads=heads, kv_heads=kv_heads, experts=experts, tied=tied)
+    config = getattr(transformers, f"{family.class_name}Config")(
         **({"num_labels": 1} if head == "value" else {}),
-        **sizes,
+        **family.tiny_config(sizes),
         vocab_size=-(-(len(characters) + len(SPECIAL)) // 8) * 8,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -94,7 +81,7 @@ def create(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = getattr(transformers, architecture)(config)
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 bias.normal_(std=scale)

@@ -20,8 +20,8 @@ def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
     """
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import num_parameters
-    from titanrl.models.hf_config import HFConfig
     from titanrl.models.memory import BYTES, MemoryEstimate, Model, estimate_memory
+    from titanrl.models.read_config import read_config
 
     training, critic = experiment.training, experiment.critic
     trained = {"policy": (experiment.model.path, experiment.optimizer)}
@@ -31,7 +31,7 @@ def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
     models = [
         Model(
             name=name,
-            config=HFConfig.read(path),
+            config=read_config(path),
             is_value_model=name == "critic" or experiment.model.head == "value",
             has_critic=shares,
             dtype=training.dtype,
@@ -42,7 +42,7 @@ def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
     for name in ("reference", "teacher"):
         role = getattr(experiment, name)
         if role is not None:
-            config = HFConfig.read(role.path or experiment.model.path)
+            config = read_config(role.path or experiment.model.path)
             models.append(
                 Model(
                     name=name, config=config, is_value_model=False, dtype=role.dtype, optimizer=None,

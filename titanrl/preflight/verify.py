@@ -59,13 +59,13 @@ def _folders(experiment: Experiment) -> dict[str, str]:
 
 def _models(experiment: Experiment) -> list[Problem]:
     from titanrl.models import inspect
-    from titanrl.models.hf_config import HFConfig
+    from titanrl.models.read_config import read_config
 
     problems, infos = [], {}
     for table, path in _folders(experiment).items():
         try:
             infos[table] = inspect(path)
-            HFConfig.read(path)
+            read_config(path)
         except ConfigError as error:
             problems += [Problem(table, f"must be a model folder: {error}", "path")]
     training = experiment.training
@@ -155,14 +155,14 @@ def _files(experiment: Experiment) -> list[Problem]:
 
 def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
     """Returns what the sampler itself says against the model or the processes."""
-    from titanrl.models.hf_config import HFConfig
+    from titanrl.models.read_config import read_config
 
     problems = getattr(experiment.sampler, "problems", None)
     if problems is None:
         return []
     path = experiment.model.path
     try:
-        HFConfig.read(path)
+        read_config(path)
     except ConfigError:
         return []  # What is wrong with the folder has been said.
     return [Problem("sampler", text, key) for key, text in problems(path, world_size)]
@@ -170,16 +170,16 @@ def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
 
 def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
     """Returns what keeps the degrees from fitting each other, the processes, the models and the groups."""
-    from titanrl.models.hf_config import HFConfig
     from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
+    from titanrl.models.read_config import read_config
 
     loop, mesh = experiment.loop, experiment.parallelism
-    world_size = world_size or mesh.least_ranks
+    world_size, dtype = world_size or mesh.least_ranks, experiment.training.mixed_precision_param
     if problems := mesh_problems(mesh, world_size):
         return problems
     for folder in dict.fromkeys(_folders(experiment).values()):
         try:
-            problems = model_problems(HFConfig.read(folder), mesh, folder)
+            problems = model_problems(read_config(folder), mesh, folder, dtype)
         except ConfigError:
             continue  # What is wrong with the folder has been said.
         if problems:

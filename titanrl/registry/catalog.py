@@ -13,7 +13,17 @@ from typing import TypeVar
 from titanrl.errors import ConfigError, did_you_mean
 from titanrl.registry.ranges import validated
 
-__all__ = ["FOLDERS", "component_class", "kind_of", "kinds", "load", "name_of", "names", "register"]
+__all__ = [
+    "FOLDERS",
+    "component_class",
+    "kind_of",
+    "kinds",
+    "load",
+    "load_entry_points",
+    "name_of",
+    "names",
+    "register",
+]
 
 T = TypeVar("T")
 
@@ -90,6 +100,11 @@ def load(kind: str) -> None:
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
         _loaded.add(kind)  # only now: a file that fails to import must say so at every look-up
+    load_entry_points()
+
+
+def load_entry_points() -> None:
+    """Imports the modules of installed packages that bring components or model families, once."""
     if ENTRY_POINTS not in _loaded:
         _loaded.add(ENTRY_POINTS)
         for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from titanrl.data.collate import collate_rollouts, trim
+from titanrl.data.collate import collate_rollouts
+from titanrl.ops.padding import trim
 from titanrl.protocols import Completion, FinishReason, RolloutRequest
 from titanrl.protocols.batch import check
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from titanrl.data.collate import collate_rollouts, trim
+from titanrl.data.collate import collate_rollouts
 from titanrl.engine import Engine
+from titanrl.ops.padding import trim
 from titanrl.protocols import Completion, RolloutRequest
 
 PROMPT, ANSWER, LONG = [5, 6, 7], [8, 9], [11, 12, 13, 14, 15, 16, 17, 18]

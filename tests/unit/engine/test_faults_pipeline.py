@@ -10,8 +10,8 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 
 from tests.unit.engine.one_weight import OneWeightRole, rows_of
-from titanrl.engine.build import Model
 from titanrl.engine.mesh import init_distributed
+from titanrl.engine.model import Model
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.pipeline import run_pipeline
 

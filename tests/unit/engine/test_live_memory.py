@@ -14,8 +14,8 @@ from tests.unit.engine.conftest import make_batch, with_old
 from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
-from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import Model, estimate_memory, parameters
+from titanrl.models.read_config import read_config
 from titanrl.models.tiny import create
 from titanrl.ops import prefix_attention
 
@@ -67,17 +67,17 @@ def test_peak_does_not_grow_with_the_number_of_micro_batches(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v3"])
 def test_parameters_are_counted_as_the_model_has_them(tmp_path: Path, make_engine: Make, family: str) -> None:
-    folder = create(tmp_path / "model", family=family, layers=3, scale=0.2)  # type: ignore[arg-type]
+    folder = create(tmp_path / "model", model_type=family, layers=3, scale=0.2)  # type: ignore[arg-type]
     engine = make_engine(model=str(folder))
     found = sum(parameter.numel() for parameter in engine.policy.role.model.parameters())
-    assert sum(parameters(HFConfig.read(folder), is_value_model=False)) == found
+    assert sum(parameters(read_config(folder), is_value_model=False)) == found
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 def test_prediction_is_within_15_percent_of_what_an_update_holds(
     tmp_path: Path, make_engine: Make, objective: Objective, family: str
 ) -> None:
-    folder = create(tmp_path / "model", family=family, tied=False, scale=0.2)  # type: ignore[arg-type]
+    folder = create(tmp_path / "model", model_type=family, tied=False, scale=0.2)  # type: ignore[arg-type]
     before = live_bytes()
     engine = make_engine(model=str(folder), training={"max_tokens_per_microbatch": 300})
     batch = with_old(make_batch(), engine)
@@ -90,7 +90,7 @@ def test_prediction_is_within_15_percent_of_what_an_update_holds(
     measured = live_bytes() - before - rows + peak
     policy = Model(
         name="policy",
-        config=HFConfig.read(folder),
+        config=read_config(folder),
         is_value_model=False,
         dtype="float32",
         optimizer=Optimizer(),

@@ -22,8 +22,8 @@ from titanrl.engine.allocate import allocate
 from titanrl.engine.scoring_model import ScoringModel
 from titanrl.engine.settings import FrozenModel
 from titanrl.models import tiny
-from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import Model, estimate_memory
+from titanrl.models.read_config import read_config
 
 Make = Callable[..., Engine]
 
@@ -45,7 +45,7 @@ def fsdp_parameters(role: ScoringModel) -> Iterator[Any]:
 def test_offloaded_weights_are_gathered_from_cpu_memory_and_leave_nothing(
     make_engine: Make, tmp_path: Path, unpinned: None, family: Any
 ) -> None:
-    folder = str(tiny.create(tmp_path / "model", family=family, scale=0.2))
+    folder = str(tiny.create(tmp_path / "model", model_type=family, scale=0.2))
     engine, batch = make_engine(), make_batch()
     here, offloaded = (engine._role(folder, frozen_dtype="float32", offload=each) for each in (False, True))
     found = offloaded.score(batch, ("logprob", "entropy"))
@@ -61,7 +61,7 @@ def test_offloaded_weights_are_gathered_from_cpu_memory_and_leave_nothing(
 
 def test_offloaded_model_has_its_buffers_on_the_device(make_engine: Make, tmp_path: Path) -> None:
     """``meta`` stands for the device here."""
-    folder = str(tiny.create(tmp_path / "model", family="deepseek_v3", scale=0.2))
+    folder = str(tiny.create(tmp_path / "model", model_type="deepseek_v3", scale=0.2))
     (part,) = make_engine()._role(folder, frozen_dtype="float32").model.parts
     allocate(part, torch.device("meta"), offload=True)
     assert {each.device.type for each in part.parameters()} == {"cpu"}
@@ -97,7 +97,7 @@ def test_offloaded_model_takes_no_memory_of_a_gpu_between_two_passes(make_engine
 
 def test_prediction_moves_weights_of_an_offloaded_model_to_the_host(model_folder: Path) -> None:
     """It is gathered for a scoring pass, when there are no activations: the larger of the two counts."""
-    config = HFConfig.read(str(model_folder))
+    config = read_config(str(model_folder))
 
     def parts(offload: bool, tokens: int) -> dict[str, tuple[int, bool]]:
         policy = Model(

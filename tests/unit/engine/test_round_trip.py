@@ -36,7 +36,7 @@ def test_model_comes_back_as_it_went_in(
     """Of 11 layers and 12 experts: in order of their names number 10 stands before number 2."""
     from transformers import AutoModelForCausalLM
 
-    folder = tiny.create(tmp_path / "model", family=family, layers=11, experts=12, tied=tied, scale=0.2)
+    folder = tiny.create(tmp_path / "model", model_type=family, layers=11, experts=12, tied=tied, scale=0.2)
     engine = make_engine(model=str(folder))
     tokens = torch.randint(4, 90, (2, 12), generator=torch.Generator().manual_seed(0))
     with engine.inference() as (model,):
@@ -74,7 +74,7 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
     from titanrl import build
     from titanrl.algorithm.objective import Objective
 
-    folder = tiny.create(tmp_path / "model", family=family, tied=False, scale=0.2)
+    folder = tiny.create(tmp_path / "model", model_type=family, tied=False, scale=0.2)
     engine = make_engine(model=str(folder), training={"max_norm": 1e9})
     batch = with_old(make_batch(), engine)
     seen: dict[str, torch.Tensor] = {}

@@ -69,7 +69,7 @@ def test_several_heads_answer_for_their_rows_and_together_for_the_others() -> No
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_values_and_export_equal_transformers(tmp_path: Path, make_engine: Make, family: str) -> None:
-    folder = tiny.create(tmp_path / "model", family=family, head="value", scale=0.2)
+    folder = tiny.create(tmp_path / "model", model_type=family, head="value", scale=0.2)
     engine = make_engine(model=str(folder), head="value", temperature=0.5)
     batch = make_batch()
     found = engine.score(batch, ("value", "logprob"))
@@ -93,7 +93,7 @@ def test_transformers_scores_padded_texts_as_the_engine_does(
 ) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = tiny.create(tmp_path / "model", family=family, head="value", scale=0.2)
+    folder = tiny.create(tmp_path / "model", model_type=family, head="value", scale=0.2)
     if not names_padding:
         for file, key in (("config.json", "pad_token_id"), ("tokenizer_config.json", "pad_token")):
             table = json.loads((folder / file).read_text())

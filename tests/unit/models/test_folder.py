@@ -13,7 +13,7 @@ from titanrl import ConfigError
 from titanrl.config import load
 from titanrl.models import inspect
 from titanrl.models.folder import atomic_folder
-from titanrl.models.hf_config import HFConfig
+from titanrl.models.read_config import read_config
 from titanrl.models.tiny import create
 from titanrl.preflight.verify import preflight
 
@@ -40,7 +40,7 @@ def test_facts_of_a_folder_are_read(folder: Path) -> None:
 
 
 def test_qwen3_is_supported(tmp_path: Path) -> None:
-    info = inspect(create(tmp_path / "qwen", family="qwen3", tied=False))
+    info = inspect(create(tmp_path / "qwen", model_type="qwen3", tied=False))
     assert (info.architecture, info.is_tied) == ("Qwen3ForCausalLM", False)
 
 
@@ -108,6 +108,14 @@ def more_tokens(folder: Path) -> None:
             lambda folder: change(folder / "config.json", architectures="LlamaForCausal"),
             "architecture 'LlamaForCausal' is not supported; did you mean 'LlamaForCausalLM'",
         ),
+        (
+            lambda folder: change(folder / "config.json", model_type="qwen2"),
+            "model_type 'qwen2' is not supported; did you mean 'qwen3'? supported: deepseek_v3, llama,",
+        ),
+        (
+            lambda folder: change(folder / "config.json", model_type=None),
+            "config.json must give model_type as a string, got None",
+        ),
         (more_tokens, "wrong vocabulary: its tokenizer knows 5001 token ids"),
     ],
 )
@@ -131,7 +139,7 @@ def test_spoiled_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], m
 def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: Any, message: str) -> None:
     change(folder / "config.json", **{key: value})
     with pytest.raises(ConfigError) as error:
-        HFConfig.read(folder)
+        read_config(folder)
     assert message in str(error.value)
     experiment = load(TINY_GRPO, [f"model.path='{folder}'"])
     (problem,) = preflight(experiment)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from titanrl.config.engine_tables import Parallelism
-from titanrl.models.hf_config import HFConfig
 from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
+from titanrl.models.read_config import read_config
 from titanrl.models.tiny import create
 
 REPLICATE, SHARD = "data_parallel_replicate_degree", "data_parallel_shard_degree"
@@ -48,8 +48,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {
         "llama": create(root / "llama", heads=4, kv_heads=2, layers=5),
-        "qwen3_moe": create(root / "qwen3_moe", family="qwen3_moe", experts=6),
-        "deepseek_v3": create(root / "deepseek_v3", family="deepseek_v3", heads=4),
+        "qwen3_moe": create(root / "qwen3_moe", model_type="qwen3_moe", experts=6),
+        "deepseek_v3": create(root / "deepseek_v3", model_type="deepseek_v3", heads=4),
     }
 
 
@@ -76,6 +76,6 @@ def test_model_must_fit_the_degrees(
     folders: dict[str, Path], name: str, degrees: dict[str, Any], message: str
 ) -> None:
     folder = folders[name]
-    problems = model_problems(HFConfig.read(folder), Parallelism(**degrees), str(folder))
+    problems = model_problems(read_config(folder), Parallelism(**degrees), str(folder), "float32")
     assert message in "\n".join(map(str, problems))
     assert bool(problems) == bool(message)

@@ -95,8 +95,8 @@ def test_import_says_when_there_is_no_chat_template(tiny: Path, tmp_path: Path, 
 
 
 def test_import_leaves_nothing_of_a_bad_folder(tiny: Path, tmp_path: Path) -> None:
-    (tiny / "config.json").write_text('{"architectures": ["OPTForCausalLM"], "vocab_size": 96}')
-    with pytest.raises(ConfigError, match=f"model folder '{tiny}': architecture 'OPTForCausalLM'"):
+    (tiny / "config.json").write_text('{"model_type": "opt", "vocab_size": 96}')
+    with pytest.raises(ConfigError, match=f"model folder '{tiny}': model_type 'opt' is not supported"):
         import_model(tiny, tmp_path / "models" / "copy", say=str)
     assert list((tmp_path / "models").iterdir()) == []
 

@@ -37,7 +37,7 @@ def host_of(engine: Any, **fields: Any) -> SamplerContext:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     # Weights this large make predictions far from uniform, so that a wrong position or cache shows.
-    return tiny.create(path, family=request.param, scale=0.4, layers=3)
+    return tiny.create(path, model_type=request.param, scale=0.4, layers=3)
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,18 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from titanrl.engine.heads.shared import VALUE
 from titanrl.engine.weights.stream import iter_state_dict, precision
 from titanrl.errors import ConfigError
-from titanrl.models.hf_config import value_model_keys
+from titanrl.models.config_file import value_model_keys
 
 if TYPE_CHECKING:
     from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-    from titanrl.engine.build import Model
+    from titanrl.engine.model import Model
 
 __all__ = ["export", "load_folder", "rename_head"]
 
 EMBEDDING, HEAD, BODY = "model.embed_tokens.weight", "lm_head.weight", "model."
 SCORE = "score.weight"
-"""The head of transformers' models for sequence classification; its Llama and Qwen3 have no bias."""
+"""The head of transformers' models for sequence classification; it has no bias."""
 SHARD_BYTES = 4 * 2**30
 """Size at which an exported file is closed and the next begun."""
 

@@ -13,9 +13,9 @@ from torchtitan.models.common.decoder import Decoder
 
 from titanrl.engine.allocate import fill_buffers
 from titanrl.engine.attention import attention_config
-from titanrl.engine.build import Model
 from titanrl.engine.heads.token import TokenHead
 from titanrl.engine.mesh import Mesh
+from titanrl.engine.model import Model
 from titanrl.engine.weights.stream import parameters, precision
 from titanrl.models.spec import model_spec
 

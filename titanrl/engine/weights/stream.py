@@ -13,7 +13,7 @@ from titanrl.engine.heads.shared import VALUE
 from titanrl.engine.weights.gather import gather
 
 if TYPE_CHECKING:
-    from titanrl.engine.build import Model
+    from titanrl.engine.model import Model
 
 __all__ = ["parameters", "precision", "iter_state_dict"]
 

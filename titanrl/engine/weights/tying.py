@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from titanrl.engine.build import Model
+from titanrl.engine.model import Model
 
 __all__ = ["share_gradient"]
 
