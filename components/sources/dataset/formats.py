@@ -105,7 +105,7 @@ class Record:
         if isinstance(prompt, str):
             if not all(isinstance(response, str) for response in responses):
                 raise ValueError(
-                    f"{self.name('prompt')} is a text and its response a list of messages; use the same for both, "
+                    f"{self.name('prompt')} is a text and its response a list of messages; make them alike, "
                     "or set chat = true."
                 )
             return prompt, list(responses)
