@@ -1,1 +1,1 @@
-"""Built-in components; each file here registers itself."""
+"""Built-in components, one folder per kind."""

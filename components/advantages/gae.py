@@ -1,4 +1,4 @@
-"""GAE: exponentially weighted temporal differences over the trainable tokens, with a critic."""
+"""GAE: generalised advantage estimation with a critic."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ if TYPE_CHECKING:
 @register("advantage", "gae")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GAE:
-    """Returns advantages and the critic's targets ``returns``, [N, L]; 0 where masked.
+    """Exponentially weighted temporal-difference errors, and the critic's targets ``returns``, [N, L]; 0
+    where masked.
 
-    Over the trainable tokens t1 < ... < tn of a row, from right to left:
+    Over the loss tokens t1 < ... < tn of a row, from right to left:
 
         delta_k = token_reward_k + gamma V_(k+1) - V_k,    A_k = delta_k + gamma lam A_(k+1),   A_(n+1) = 0
-        returns = A^(lam_value) + V,    advantage = A^(lam), whitened over the batch if asked
+        returns = A^(lam_value) + V,    advantage = A^(lam), whitened over the batch unless whiten is false
 
-    V_(n+1) is 0 for a finished row. For a row cut by its token limit under `bootstrap = "truncated"` it is
-    final_value where the batch has it, else V_n, a one-step proxy; aborted rows are not bootstrapped. The
-    column after the last trainable token is never read: it is padding or an observation. Observations
-    between trainable tokens are skipped whole. A row with a token reward of NaN is unscored: in no
-    statistic, advantage 0, returns V (nothing to learn).
+    V_(n+1) is 0 for a finished row. With `bootstrap = "truncated"`, a row that ended at its token limit
+    uses final_value where the batch has it, else V_n, a one-step approximation; aborted rows are not
+    bootstrapped. The column after the last loss token is never read, because it is padding or an
+    observation. Observations between loss tokens are skipped. A row with a token reward of NaN is unscored:
+    it enters no statistic, its advantage is 0 and its returns are V, so the critic learns nothing from it.
 
-    Source: 1506.02438; length_alpha and lam_value: VAPO 2504.05118. Elsewhere: values at masked tokens zeroed
-    (OpenRLHF, slime) or read as they are (SkyRL, torchtune); both change credit.
+    Source: 1506.02438; length_alpha and lam_value: VAPO 2504.05118. Elsewhere: values at masked tokens are
+    set to 0 (OpenRLHF, slime) or read (SkyRL, torchtune); both change the credit assignment.
     """
 
     gamma: float = 1.0
-    """Discount a trainable token, in [0, 1]."""
+    """Discount per loss token."""
     lam: float = 0.95
-    """Weight of later temporal differences in the policy's advantage, in [0, 1]."""
+    """Exponential weight of later temporal-difference errors in the policy's advantage."""
     lam_value: float | None = None
-    """The same for the critic's targets, in [0, 1]; omitted: lam."""
+    """The same for the critic's targets; omitted: lam. VAPO uses 1."""
     length_alpha: float | None = None
-    """VAPO's alpha, > 0: the policy's lam is clip(1 - 1 / max(alpha T, 1), 0, 1) in a row of T tokens."""
+    """VAPO's alpha: in a row of T loss tokens the policy's lam is clip(1 - 1 / max(alpha T, 1), 0, 1);
+    omitted: lam."""
     bootstrap: Literal["none", "truncated"] = "none"
-    """Whether rows cut by the token limit are continued by the critic's value."""
+    """truncated: continue rows that ended at the token limit with the critic's value."""
     whiten: bool = True
-    """Whether advantages are brought to mean 0 and variance 1 over the batch."""
+    """Normalise advantages to mean 0 and variance 1 over the batch."""
     is_group_relative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class GAE:
 
     @property
     def optional_keys(self) -> tuple[str, ...]:
-        """Read where the batch has them."""
+        """Batch keys that are read where they are present."""
         return ("final_value",) if self.bootstrap == "truncated" else ()
 
     @property
@@ -91,7 +93,7 @@ class GAE:
         return Advantages(advantage, returns)
 
     def _after_last(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [N, L] V_(n+1) on the last trainable token of truncated rows, 0 elsewhere."""
+        """Returns [N, L] V_(n+1) at the last loss token of truncated rows, 0 elsewhere."""
         mask = batch["loss_mask"]
         final = batch.get("final_value", None)
         if final is None:

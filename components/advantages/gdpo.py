@@ -1,4 +1,4 @@
-"""GDPO: each reward normalised in its group by itself, then summed and whitened."""
+"""GDPO: group-normalised advantage of each reward separately, summed and whitened."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 @register("advantage", "gdpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GDPO:
-    """Returns the whitened sum of group-normalised rewards on every trainable token, [N, L]; 0 where masked.
+    """Weighted sum of separately group-normalised rewards, whitened over the batch, [N, L]; 0 where masked.
 
         A = W( sum_k w_k (r^k_i - mean_g r^k) / (sd_g r^k + eps) ),   W(x) = (x - mean) / sqrt(var + 1e-8)
 
-    A reward whose values in the group are all equal adds 0. W is taken over all trainable tokens of the
-    batch; fewer than two, or all equal: 0. A row with any of the rewards NaN is unscored: in no statistic,
-    and 0.
+    A reward that is constant within the group adds 0. W is taken over all loss tokens of the batch; with
+    fewer than two, or if all are equal, the result is 0. A row with NaN in any of the rewards is unscored:
+    it enters no statistic and gets 0.
 
     Source: 2601.05242.
     """
 
     rewards: tuple[str, ...]
-    """Labels of the rewards that are normalised apart; at least one."""
+    """Labels of the rewards to normalise separately; at least one."""
     weights: tuple[float, ...] | None = None
-    """Weight of each of them; omitted: all 1."""
+    """Weight of each reward; omitted: all 1."""
     eps: float = 1e-6
-    """Added to each deviation, >= 0."""
+    """Added to each standard deviation."""
     whiten: bool = True
-    """Whether the sum is brought to mean 0 and variance 1 over the batch."""
+    """Normalise the sum to mean 0 and variance 1 over the batch."""
 
     def __post_init__(self) -> None:
         if not self.rewards:

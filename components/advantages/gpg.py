@@ -1,4 +1,4 @@
-"""GPG: group-centred rewards, scaled up by the share of rows that earned nothing."""
+"""GPG: group-centred rewards, scaled by the inverse fraction of rewarded rows."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 @register("advantage", "gpg")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPG:
-    """Returns scaled group-centred rewards on every trainable token, [N, L]; 0 where masked.
+    """Group-centred reward, scaled by the inverse fraction of rows with a non-zero reward, [N, L]; 0 where
+    masked.
 
         A_i = alpha (r_i - mean_g) / f_norm,   alpha = N / max(#{r != 0}, 1)
 
-    N counts the scored rows of the whole batch. Equal rewards in the group, a group of one, or an unscored
-    row (NaN): exactly 0.
+    N is the number of scored rows in the batch. Equal rewards in the group, a group of one and an unscored
+    row (NaN) give exactly 0.
 
     Source: 2504.02546.
     """
 
     f_norm: float = 1.0
-    """Divisor of every advantage, > 0."""
+    """Divisor of every advantage."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "batch"
 

@@ -1,4 +1,4 @@
-"""GRPO: the score against its group's mean, in units of a standard deviation."""
+"""GRPO: the score relative to the mean of its group, in units of a standard deviation."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 @register("advantage", "grpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO:
-    """Returns the group-relative advantage, the same on every trainable token of a row, [N, L].
+    """Group-relative advantage, the same on every loss token of a row, [N, L]; 0 where masked.
 
         A_i = (s_i - b_i) / (sd + eps)
 
-    b_i is the mean of the group or of its other rows; sd the deviation over the group, over all scored rows
-    of the batch, or over the other rows of the group; no division with `std = "none"` (Dr. GRPO). Groups are
-    rows of equal group_id, of any size, in any order. Equal scores in the group, a group of one, or an
-    unscored row (NaN): exactly 0, in float32 too. Leave-one-out with all other scores equal: no division.
-    Masked places get 0; a fully masked row still counts in its group.
+    b_i is the mean of the group or of its other rows. sd is the standard deviation over the group, over all
+    scored rows of the batch, or over the other rows of the group; `std = "none"` does not divide (Dr.
+    GRPO). A group consists of the rows with the same group_id, in any number and order. Equal scores in the
+    group, a group of one and an unscored row (NaN) give exactly 0, in float32 too. With leave-one-out,
+    there is no division where all other scores are equal. A fully masked row still counts in its group.
 
-    Source: GRPO 2402.03300 section 4.1; Dr. GRPO 2503.20783. Elsewhere: eps 1e-4 (TRL), 1e-5 (AReaL),
-    1e-9 (OpenRLHF); population deviation (torchtitan); leave-one-out mean and deviation (NeMo-RL).
+    Source: GRPO 2402.03300 section 4.1; Dr. GRPO 2503.20783. Elsewhere: eps 1e-4 (TRL), 1e-5 (AReaL), 1e-9
+    (OpenRLHF); population standard deviation (torchtitan); leave-one-out mean and standard deviation
+    (NeMo-RL).
     """
 
     std: Literal["group", "batch", "leave_one_out", "none"] = "group"
-    """What the deviation is taken over; ``none``: no division."""
+    """Rows over which the standard deviation is taken; none: no division."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Mean of the group, or of the other rows of the group."""
     unbiased: bool = True
-    """Whether variances divide by n - 1 instead of n."""
+    """Divide variances by n - 1 instead of n."""
     eps: float = 1e-6
-    """Added to the deviation, not under its root; >= 0."""
+    """Added to the standard deviation, outside its root."""
     source: Literal["reward", "token_reward"] = "reward"
-    """Score of a row: its reward, or the sum of its token rewards, which holds the KL-in-reward."""
+    """Score of a row: its reward, or the sum of its token rewards, which includes the KL penalty in the
+    reward."""
 
     def __post_init__(self) -> None:
         check_range(self, "eps", "[0, inf)")
@@ -63,8 +65,8 @@ class GRPO:
         if self.std == "group":
             advantage = advantage / (groups.std(self.unbiased) + self.eps)
         elif self.std == "batch":
-            whole = GroupScores.of(row_score(batch, self.source), torch.zeros_like(batch["group_id"]))
-            advantage = advantage / (whole.std(self.unbiased) + self.eps)
+            batch_scores = GroupScores.of(row_score(batch, self.source), torch.zeros_like(batch["group_id"]))
+            advantage = advantage / (batch_scores.std(self.unbiased) + self.eps)
         elif self.std == "leave_one_out":
             others = groups.std_of_others(self.unbiased)
             advantage = advantage / torch.where(others == 0, 1.0, others + self.eps)

@@ -1,4 +1,4 @@
-"""Pass@k GRPO: only the best answer of a group is pushed, by how far it beats the second."""
+"""Pass@k GRPO: only the best response of a group gets an advantage, its lead over the second best."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 @register("advantage", "grpo_passk")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOPassK:
-    """Returns the lead of the best row of each group on its trainable tokens, 0 on all other rows, [N, L].
+    """Lead of the group's best row over the second best on its loss tokens, 0 on all other rows, [N, L].
 
         A = (r_(1) - r_(2)) / (sd + eps),   sd unbiased over the group
 
-    A tie at the top, a group of one, or an unscored row (NaN): 0. Masked places get 0.
+    Two equally good best rows, a group of one and an unscored row (NaN) give 0. Masked positions get 0.
 
     Source: 2503.19595.
     """
 
     std: bool = True
-    """Whether the lead is divided by the group's deviation."""
+    """Divide the lead by the group's standard deviation."""
     eps: float = 1e-6
-    """Added to the deviation, >= 0."""
+    """Added to the standard deviation."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "group"
 

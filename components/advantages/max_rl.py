@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 @register("advantage", "max_rl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxRL:
-    """Returns mean-normalised rewards on every trainable token, [N, L]; 0 where masked.
+    """Reward minus the group mean, divided by the group mean, [N, L]; 0 where masked.
 
         A_i = (r_i - mean_g) / (mean_g + eps)
 
-    A mean of 0 or less, equal rewards in the group, a group of one, or an unscored row (NaN): exactly 0.
+    A mean <= 0, equal rewards in the group, a group of one and an unscored row (NaN) give exactly 0.
 
-    Source: 2602.02710. Meant for rewards >= 0; with 0/1 rewards it ascends the log of the pass rate.
+    Source: 2602.02710. Intended for rewards >= 0; with 0/1 rewards it maximises the logarithm of the pass
+    rate.
     """
 
     eps: float = 0.0
-    """Added to the mean, >= 0."""
+    """Added to the mean."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "group"
 

@@ -1,4 +1,4 @@
-"""OPO: the reward against the length-weighted mean of its group."""
+"""OPO: the reward minus the length-weighted mean of its group."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @register("advantage", "opo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OPO:
-    """Returns rewards against the variance-minimising baseline, on every trainable token, [N, L].
+    """Reward minus the variance-minimising baseline of the group, [N, L]; 0 where masked.
 
-        A_i = r_i - sum_g T_j r_j / sum_g T_j,   T_j the trainable tokens of row j
+        A_i = r_i - sum_g T_j r_j / sum_g T_j,   T_j the loss tokens of row j
 
-    No trainable token in the group, equal rewards, a group of one, or an unscored row (NaN): exactly 0.
-    Masked places get 0.
+    A group without loss tokens, equal rewards in the group, a group of one and an unscored row (NaN) give
+    exactly 0.
 
-    Source: 2505.23585: gradient norms are taken as proportional to length. Meant for exactly
+    Source: 2505.23585, which assumes squared gradient norms proportional to length. Intended for exactly
     on-policy training.
     """
 

@@ -1,4 +1,4 @@
-"""Optimal token baseline: reward-to-go against a mean weighted by the gradient's expected square."""
+"""Optimal token baseline: reward-to-go minus a mean weighted by the expected squared gradient norm."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 @register("advantage", "optimal_token_baseline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimalTokenBaseline:
-    """Returns rewards-to-go less the variance-minimising baseline, and the rewards-to-go, [N, L].
+    """Reward-to-go minus the variance-minimising baseline per token, and the reward-to-go as returns, [N,
+    L].
 
         G_t = sum of token_reward from t on
         w_t = 1 - 2 exp(l_old_t) + sum_pi_squared_t,   W_k = w_1 + ... + w_k
         A_k = G_k - B_k,   B_k = sum_j G_jk W_jk / (sum_j W_jk + eps)
 
-    k counts a row's *trainable* tokens (in multi-turn rows absolute positions do not correspond), and the sum
-    runs over the rows of the group that have a k-th one. A group with fewer than two live rows: A = 0. A row
-    with a token reward of NaN is unscored: in no sum, and 0. Where eps is not 0, equal returns leave
-    G eps / (W + eps), not exactly 0. Masked places get 0.
+    k counts a row's *loss* tokens, because absolute positions do not correspond in multi-turn rows; the sum
+    runs over the rows of the group that have a k-th loss token. A group with fewer than two non-empty rows
+    gets A = 0. A row with a token reward of NaN is unscored: it enters no sum and gets 0. Where eps > 0,
+    equal returns leave G eps / (W + eps), not exactly 0. Masked positions get 0.
 
-    Source: Li et al., "The Optimal Token Baseline: variance reduction for long-horizon LLM-RL", 2026. w_t is
-    the squared norm of the gradient of l_t with respect to the logits.
+    Source: Li et al., "The Optimal Token Baseline: variance reduction for long-horizon LLM-RL", 2026. w_t
+    is the squared norm of the gradient of l_t with respect to the logits.
     """
 
     zero_tail: bool = True
-    """Whether a strictly longest row has baseline 0 beyond the second longest, where it meets only itself."""
+    """Use baseline 0 where only the group's longest row is left, which would otherwise be its own
+    baseline."""
     eps: float = 1e-8
-    """Added to the sum of weights, >= 0."""
+    """Added to the sum of weights."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
     scope: ClassVar[Literal["group", "batch"]] = "group"
 
@@ -65,8 +67,8 @@ class OptimalTokenBaseline:
 
         baseline = over_group(returns * weight) / (over_group(weight) + self.eps)
         if self.zero_tail:
-            single_dp_rank = over_group(torch.ones_like(weight)) == 1
-            baseline = torch.where(single_dp_rank, 0.0, baseline)
-        live = segment_sum(mask.any(-1).double(), index, num)[index]
-        advantage = where0(mask & (live >= 2).unsqueeze(-1), returns - baseline)
+            is_alone_in_position = over_group(torch.ones_like(weight)) == 1
+            baseline = torch.where(is_alone_in_position, 0.0, baseline)
+        nonempty = segment_sum(mask.any(-1).double(), index, num)[index]
+        advantage = where0(mask & (nonempty >= 2).unsqueeze(-1), returns - baseline)
         return Advantages(advantage.float(), where0(mask, returns).float())

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 @register("advantage", "reinforce_plus_plus")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforcePlusPlus:
-    """Returns whitened rewards-to-go as advantage, and the rewards-to-go as returns, [N, L]; 0 where masked.
+    """Discounted reward-to-go, whitened over the batch, and the reward-to-go as returns, [N, L]; 0 where
+    masked.
 
         R_t = token_reward_t + gamma R_next(t),   A = (R - mean) / sqrt(var + 1e-8)
 
-    next(t) is the next *trainable* token: observations neither discount, nor reset, nor contribute. Mean and
-    unbiased variance are those of all trainable tokens of the batch; fewer than two, or all equal: 0. A row
-    with a token reward of NaN is unscored: in no statistic, and 0.
+    next(t) is the next *loss* token: observations neither discount, nor reset, nor contribute. Mean and
+    unbiased variance are taken over all loss tokens of the batch; with fewer than two, or if all are equal,
+    the result is 0. A row with a token reward of NaN is unscored: it enters no statistic and gets 0.
 
     Source: 2501.03262. With whiten = false this is REINFORCE with reward-to-go.
     """
 
     gamma: float = 1.0
-    """Discount a trainable token, in [0, 1]."""
+    """Discount per loss token."""
     whiten: bool = True
-    """Whether advantages are brought to mean 0 and variance 1 over the batch."""
+    """Normalise advantages to mean 0 and variance 1 over the batch."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward",)
     is_group_relative: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""REINFORCE++-baseline: the score against its group's mean, whitened over the batch."""
+"""REINFORCE++-baseline: the score minus its group's mean, whitened over the batch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 @register("advantage", "reinforce_plus_plus_baseline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforcePlusPlusBaseline:
-    """Returns whitened group-centred scores on every trainable token, [N, L]; 0 where masked.
+    """Group-centred score, whitened over the batch, [N, L]; 0 where masked.
 
         A = W(s_i - mean_g),   W(x) = (x - mean) / sqrt(var + 1e-8)
 
-    W is taken over all trainable tokens of the batch, so long rows weigh more in its mean; rows without a
-    comparison (equal scores, a group of one) enter it as 0 and leave it as -mean / deviation. Fewer than two
-    tokens, or all equal: 0. An unscored row (NaN) is in no statistic and gets 0.
+    W is taken over all loss tokens of the batch, so long rows weigh more in its mean. Rows without a
+    comparison (equal scores, a group of one) enter W as 0 and become -mean / standard deviation. With fewer
+    than two loss tokens, or if all are equal, the result is 0. An unscored row (NaN) enters no statistic
+    and gets 0.
 
-    Source: 2501.03262. Elsewhere: population variance clamped at 1e-8 (OpenRLHF, NeMo-RL), which
-    makes every value sqrt(n / (n - 1)) larger.
+    Source: 2501.03262. Elsewhere: population variance clamped at 1e-8 (OpenRLHF, NeMo-RL), which makes
+    every value larger by the factor sqrt(n / (n - 1)).
     """
 
     whiten: bool = True
-    """Whether advantages are brought to mean 0 and variance 1 over the batch."""
+    """Normalise advantages to mean 0 and variance 1 over the batch."""
     source: Literal["reward", "token_reward"] = "reward"
-    """Score of a row: its reward, or the sum of its token rewards, which holds the KL-in-reward."""
+    """Score of a row: its reward, or the sum of its token rewards, which includes the KL penalty in the
+    reward."""
 
     @property
     def in_keys(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""ReMax: reward-to-go against the reward of the greedy answer."""
+"""ReMax: reward-to-go minus the reward of the greedy response."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 @register("advantage", "remax")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReMax:
-    """Returns rewards-to-go less the greedy answer's reward, and the rewards-to-go, [N, L]; 0 where masked.
+    """Reward-to-go minus the greedy response's reward, and the reward-to-go as returns, [N, L]; 0 where
+    masked.
 
-        R_t = sum of token_reward over the trainable tokens from t on,   A_t = R_t - baseline_reward
+        R_t = sum of token_reward over the loss tokens from t on,   A_t = R_t - baseline_reward
 
-    A row with a token reward or baseline of NaN is unscored and gets 0.
+    A row with NaN in a token reward or in the baseline is unscored and gets 0.
 
     Source: 2310.10505.
     """

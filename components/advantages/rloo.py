@@ -1,4 +1,4 @@
-"""RLOO: the score against the mean of the group's other rows."""
+"""RLOO: the score minus the mean of the group's other rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 @register("advantage", "rloo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO:
-    """Returns the leave-one-out advantage, the same on every trainable token of a row, [N, L].
+    """Leave-one-out advantage, the same on every loss token of a row, [N, L]; 0 where masked.
 
         A_i = s_i - mean(s_j, j != i in the group)  =  G / (G - 1) (s_i - mean_g)
 
-    Equal scores in the group, a group of one, or an unscored row (NaN): exactly 0. Masked places get 0.
+    Equal scores in the group, a group of one and an unscored row (NaN) give exactly 0.
 
     Source: 2402.14740.
     """
 
     source: Literal["reward", "token_reward"] = "reward"
-    """Score of a row: its reward, or the sum of its token rewards, which holds the KL-in-reward."""
+    """Score of a row: its reward, or the sum of its token rewards, which includes the KL penalty in the
+    reward."""
     scope: ClassVar[Literal["group", "batch"]] = "group"
 
     @property

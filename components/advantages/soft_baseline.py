@@ -1,4 +1,4 @@
-"""Soft baseline (A*-PO, Kimi): the reward against the group's soft maximum."""
+"""Soft baseline (A*-PO, Kimi): the reward minus the soft maximum of its group."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 @register("advantage", "soft_baseline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftBaseline:
-    """Returns rewards less the group's soft value on every trainable token, [N, L]; 0 where masked.
+    """Reward minus the soft maximum of the group's rewards, [N, L]; 0 where masked.
 
         A_i = r_i - tau log mean_g exp(r / tau)
 
-    By log-sum-exp, so no tau overflows. tau -> inf gives the group's mean, tau -> 0 its maximum. Equal
-    rewards in the group, a group of one, or an unscored row (NaN): exactly 0.
+    It is computed by log-sum-exp, so no tau overflows. tau -> inf gives the group's mean, tau -> 0 its
+    maximum. Equal rewards in the group, a group of one and an unscored row (NaN) give exactly 0.
 
     Source: A*-PO 2505.20686; Kimi k1.5 2501.12599.
     """
 
     tau: float = 1.0
-    """Temperature, in units of the reward, > 0."""
+    """Temperature, in units of the reward."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "group"
 

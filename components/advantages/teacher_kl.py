@@ -1,4 +1,4 @@
-"""On-policy distillation: the teacher's log-prob against the policy's, token by token."""
+"""Teacher KL: on-policy distillation by the log-ratio of teacher and policy per token."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @register("advantage", "teacher_kl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherKL:
-    """Returns the per-token reverse-KL reward, [N, L]; 0 where masked.
+    """Log-prob of the teacher minus that of the policy, per token, [N, L]; 0 where masked.
 
         A_t = coefficient clip(teacher_logprob_t - old_logprob_t, -clip, clip)
 
-    No group and no reward is needed.
+    This is the reverse-KL reward of on-policy distillation. It needs no groups and no rewards.
 
     Source: on-policy distillation, 2306.13649 with reverse KL; as a reward in MiniLLM 2306.08543.
     """
@@ -30,7 +30,7 @@ class TeacherKL:
     coefficient: float = 1.0
     """Factor of every advantage."""
     clip: float = math.inf
-    """Bound of the difference, nats, in (0, inf]."""
+    """Bound of the log-ratio, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("teacher_logprob", "old_logprob")
     is_group_relative: ClassVar[bool] = False
     scope: ClassVar[Literal["group", "batch"]] = "group"

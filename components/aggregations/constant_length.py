@@ -1,4 +1,4 @@
-"""Every trainable token weighs one over the live sequences times a constant length."""
+"""Sum over tokens divided by the number of sequences and a constant length (Dr. GRPO)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from titanrl.registry import register
 @register("aggregation", "constant_length")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantLength:
-    """Returns ``1 / (B length)`` on each trainable token, [N, L] float32; 0 where masked.
+    """Weight ``1 / (B length)`` on each loss token, [N, L] float32; 0 where masked.
 
-    B counts the live rows of the optimizer step: a fully masked one does not count. The weights sum to
-    M / (B length), M the number of trainable tokens; without a live row all are 0.
+    B is the number of non-empty rows of the optimizer step; fully masked rows do not count. The weights sum
+    to M / (B length), M the number of loss tokens. Without a loss token all weights are 0.
 
     Source: Dr. GRPO 2503.20783. Elsewhere: dr_grpo, seq-mean-token-sum-norm.
     """
 
     length: int
-    """The constant, tokens, >= 1: the response limit, never the padded width."""
+    """Constant length, tokens: the response limit, not the padded width."""
     sums_to: ClassVar[str] = "M / (B length)"
-    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
+    """Sum of the weights, with M loss tokens and B non-empty rows."""
 
     def __post_init__(self) -> None:
         check_range(self, "length", "[1, inf)")
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
-        num_live = loss_mask.any(-1).sum()
-        return where0(loss_mask, 1 / (num_live.clamp_min(1) * self.length).float())
+        num_nonempty = loss_mask.any(-1).sum()
+        return where0(loss_mask, 1 / (num_nonempty.clamp_min(1) * self.length).float())

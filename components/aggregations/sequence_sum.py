@@ -1,4 +1,4 @@
-"""Every trainable token weighs one over the number of live sequences."""
+"""Sum over the tokens of each sequence, then mean over sequences."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from titanrl.registry import register
 @register("aggregation", "sequence_sum")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSum:
-    """Returns ``1 / B`` on each trainable token, [N, L] float32; 0 where masked.
+    """Weight ``1 / B`` on each loss token, [N, L] float32; 0 where masked.
 
-    B counts the live rows of the optimizer step: a fully masked one does not count. The weights sum to M / B,
-    M the number of trainable tokens; without a live row all are 0.
+    B is the number of non-empty rows of the optimizer step; fully masked rows do not count. The weights sum
+    to M / B, M the number of loss tokens; without a loss token all are 0.
 
     Source: the policy gradient of a whole sequence, e.g. RLOO 2402.14740. Elsewhere: seq-mean-token-sum.
     """
 
     sums_to: ClassVar[str] = "M / B"
-    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
+    """Sum of the weights, with M loss tokens and B non-empty rows."""
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
-        num_live = loss_mask.any(-1).sum()
-        return where0(loss_mask, 1 / num_live.clamp_min(1).float())
+        num_nonempty = loss_mask.any(-1).sum()
+        return where0(loss_mask, 1 / num_nonempty.clamp_min(1).float())

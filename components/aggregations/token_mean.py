@@ -1,4 +1,4 @@
-"""Every trainable token weighs the same, and all together 1."""
+"""Mean over all loss tokens of the optimizer step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from titanrl.registry import register
 @register("aggregation", "token_mean")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMean:
-    """Returns ``1 / M`` on each trainable token, [N, L] float32; 0 where masked.
+    """Weight ``1 / M`` on each loss token, [N, L] float32; 0 where masked.
 
-    M counts the trainable tokens of the optimizer step. The weights sum to 1; without a trainable token all
-    are 0.
+    M is the number of loss tokens of the optimizer step. The weights sum to 1; without a loss token all are
+    0.
 
     Source: DAPO 2503.14476 section 3.3. Elsewhere: dapo, bnpo, token-mean.
     """

@@ -1,4 +1,4 @@
-"""Every trainable token weighs 1."""
+"""Sum over all loss tokens of the optimizer step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from titanrl.registry import register
 @register("aggregation", "token_sum")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSum:
-    """Returns ``1`` on each trainable token, [N, L] float32; 0 where masked.
+    """Weight ``1`` on each loss token, [N, L] float32; 0 where masked.
 
-    The weights sum to M, the number of trainable tokens of the optimizer step, so the size of a step grows
-    with them.
+    The weights sum to M, the number of loss tokens of the optimizer step, so the update grows with the
+    number of tokens.
     """
 
     sums_to: ClassVar[str] = "M"
-    """What the weights add up to, where it is not 1: M trainable tokens, B live rows."""
+    """Sum of the weights, with M loss tokens and B non-empty rows."""
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
         return loss_mask.float()

@@ -1,1 +1,1 @@
-"""Built-in components; each file here registers itself."""
+"""Built-in controllers of the KL and entropy coefficients, one per file; each file registers its class."""

@@ -1,4 +1,4 @@
-"""A coefficient that keeps the KL near a target."""
+"""Adaptive KL coefficient that keeps the KL divergence near a target."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from titanrl.registry import register
 @register("kl_controller", "adaptive")
 @dataclass(slots=True, kw_only=True)
 class Adaptive:
-    """Raises the coefficient while the KL is above its target, and lowers it below.
+    """Proportional controller that keeps the mean KL near a target.
 
         coefficient *= 1 + clip(kl / target - 1, -clip, clip) num_sequences / horizon
 
-    `num_sequences` counts sequences, so twice the batch adapts twice as fast. The coefficient after the
-    update of step s holds for step s + 1.
+    `num_sequences` is the number of sequences of the step, so a batch of twice the size adapts twice as
+    fast. The coefficient set after step s is used in step s + 1.
 
     Source: 1909.08593 section 2.2.
     """
 
     coefficient: float = 0.001
-    """Where it starts, > 0."""
+    """Initial coefficient."""
     target: float = 0.1
-    """Wanted mean KL, nats, > 0."""
+    """Target of the mean KL, nats."""
     horizon: int = 10000
-    """Sequences over which a KL far from its target would change the coefficient by about `clip`, >= 1."""
+    """Number of sequences over which a KL far from its target changes the coefficient by a fraction of
+    about `clip`."""
     clip: float = 0.2
-    """Bound of the relative error, in (0, 1)."""
+    """Bound of the relative error."""
 
     def __post_init__(self) -> None:
         check_range(self, "coefficient", "(0, inf)")
@@ -42,7 +43,7 @@ class Adaptive:
         """Sets the coefficient of step + 1 from this step's global mean KL, nats.
 
         Raises:
-            ValueError: kl is NaN, or one step would turn the coefficient's sign.
+            ValueError: kl is NaN, or one step would change the coefficient's sign.
         """
         if math.isnan(kl):
             raise ValueError(
@@ -58,9 +59,9 @@ class Adaptive:
         self.coefficient *= factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the present coefficient."""
+        """Returns the current coefficient."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
+        """Restores the coefficient that state_dict() returned."""
         self.coefficient = float(state_dict["coefficient"])

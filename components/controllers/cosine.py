@@ -1,4 +1,4 @@
-"""A coefficient that moves on half a cosine wave."""
+"""Cosine schedule of a coefficient."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from titanrl.registry import register
 @register("kl_controller", "cosine")
 @dataclass(slots=True, kw_only=True)
 class Cosine(Ramp):
-    """Moves the coefficient from `start` to `end` in `steps` training steps, and holds it there.
+    """Cosine schedule from `start` to `end` over `steps` training steps, then constant.
 
         coefficient(s) = end + (start - end) (1 + cos(pi min(s / steps, 1))) / 2
 
-    It depends on the step alone, not on the number of calls, nor on the KL.
+    It depends on the training step alone, not on the number of calls or on the KL.
     """
 
-    def share(self, time: float) -> float:
+    def completed(self, time: float) -> float:
         return (1 - math.cos(math.pi * time)) / 2

@@ -1,4 +1,4 @@
-"""A coefficient of the entropy bonus that keeps the entropy near a target."""
+"""Adaptive entropy coefficient that keeps the entropy near a target."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from titanrl.registry import register
 @register("kl_controller", "entropy_target")
 @dataclass(slots=True, kw_only=True)
 class EntropyTarget:
-    """Raises the coefficient by a constant while the entropy is at its target or below, and lowers it above.
+    """Controller that raises the coefficient while the entropy is at or below its target, and lowers it
+    above.
 
         coefficient = clip(coefficient + (step_size if H <= target else -step_size), minimum, maximum)
 
-    For [algorithm.entropy]; the first argument of `update` is the step's mean entropy H in nats.
+    For [algorithm.entropy]: the first argument of `update` is the step's mean entropy H in nats.
 
     Source: Skywork-OR1 2505.22312.
     """
 
     coefficient: float = 0.0
-    """Where it starts, >= 0."""
+    """Initial coefficient."""
     target: float = 0.2
-    """Wanted mean entropy, nats, >= 0."""
+    """Target of the mean entropy, nats."""
     step_size: float = 0.005
-    """Change of one training step, > 0."""
+    """Change of the coefficient per training step."""
     minimum: float = 0.0
-    """Lower bound of the coefficient, >= 0."""
+    """Lower bound of the coefficient."""
     maximum: float = 1.0
     """Upper bound of the coefficient, >= minimum."""
     controls: ClassVar[str] = "entropy"
-    """What `update` is shown."""
+    """Quantity that `update` receives."""
 
     def __post_init__(self) -> None:
         check_range(self, "coefficient", "[0, inf)")
@@ -52,13 +53,13 @@ class EntropyTarget:
             raise ValueError(
                 f"entropy must be a number, got {kl} in step {step}; the policy's logits are not finite."
             )
-        moved = self.coefficient + (self.step_size if kl <= self.target else -self.step_size)
-        self.coefficient = min(max(moved, self.minimum), self.maximum)
+        coefficient = self.coefficient + (self.step_size if kl <= self.target else -self.step_size)
+        self.coefficient = min(max(coefficient, self.minimum), self.maximum)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the present coefficient."""
+        """Returns the current coefficient."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
+        """Restores the coefficient that state_dict() returned."""
         self.coefficient = float(state_dict["coefficient"])

@@ -1,4 +1,4 @@
-"""A constant coefficient."""
+"""Constant coefficient."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from titanrl.registry import register
 @register("kl_controller", "fixed")
 @dataclass(slots=True, kw_only=True)
 class Fixed:
-    """Holds one coefficient for the whole run: `coefficient(s) = coefficient`."""
+    """Constant coefficient, `coefficient(s) = coefficient`."""
 
     coefficient: float = 0.001
-    """The constant, >= 0."""
+    """Value of the coefficient."""
 
     def __post_init__(self) -> None:
         check_range(self, "coefficient", "[0, inf)")
@@ -28,4 +28,4 @@ class Fixed:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
+        """Restores nothing."""

@@ -1,4 +1,4 @@
-"""A coefficient that moves on a straight line."""
+"""Linear schedule of a coefficient."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from titanrl.registry import register
 @register("kl_controller", "linear")
 @dataclass(slots=True, kw_only=True)
 class Linear(Ramp):
-    """Moves the coefficient from `start` to `end` in `steps` training steps, and holds it there.
+    """Linear schedule from `start` to `end` over `steps` training steps, then constant.
 
         coefficient(s) = start + (end - start) min(s / steps, 1)
 
-    It depends on the step alone, not on the number of calls, nor on the KL.
+    It depends on the training step alone, not on the number of calls or on the KL.
     """
 
-    def share(self, time: float) -> float:
+    def completed(self, time: float) -> float:
         return time

@@ -1,4 +1,4 @@
-"""What the schedules share: a way from one coefficient to another in a number of steps."""
+"""Base of the schedules: a transition between two coefficients over a number of steps."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Ramp"]
 
 @dataclass(slots=True, kw_only=True)
 class Ramp(ABC):
-    """A coefficient that depends on the step alone, not on the number of calls, nor on the KL."""
+    """Schedule of a coefficient that depends on the training step alone."""
 
     start: float
-    """Coefficient of step 0, >= 0."""
+    """Coefficient at step 0."""
     end: float
-    """Coefficient from step `steps` on, >= 0."""
+    """Coefficient from step `steps` on."""
     steps: int
-    """Training steps that the way takes, >= 1."""
+    """Number of training steps of the transition."""
     coefficient: float = field(init=False)
-    """The present value."""
+    """Current coefficient."""
 
     def __post_init__(self) -> None:
         check_range(self, "start", "[0, inf)")
@@ -31,21 +31,21 @@ class Ramp(ABC):
         self.coefficient = self._at(0)
 
     @abstractmethod
-    def share(self, time: float) -> float:
-        """Returns the share of the way that lies behind at ``time``; both run from 0 to 1."""
+    def completed(self, time: float) -> float:
+        """Returns the completed fraction of the transition at ``time``; both run from 0 to 1."""
 
     def _at(self, step: int) -> float:
-        share = self.share(min(step / self.steps, 1.0))
-        return (1 - share) * self.start + share * self.end
+        completed = self.completed(min(step / self.steps, 1.0))
+        return (1 - completed) * self.start + completed * self.end
 
     def update(self, kl: float, num_sequences: int, step: int) -> None:
         """Sets the coefficient of step + 1."""
         self.coefficient = self._at(step + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the present coefficient."""
+        """Returns the current coefficient."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
+        """Restores the coefficient that state_dict() returned."""
         self.coefficient = float(state_dict["coefficient"])

@@ -1,1 +1,1 @@
-"""Built-in components; each file here registers itself."""
+"""Built-in corrections, one per file; each file registers its class."""

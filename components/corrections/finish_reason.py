@@ -1,4 +1,4 @@
-"""Rows that ended for given reasons are left out of the loss."""
+"""Finish-reason mask: drops rows that ended for the given reasons from the loss."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 @register("correction", "finish_reason")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishReason:
-    """Returns weight 1 and keep on rows of another finish_reason, [N, L]; 0 and false elsewhere.
+    """Mask that drops rows with the given finish reasons from the loss, [N, L].
 
-    They leave the loss only: group statistics still contain them.
+    Other rows get weight 1 and are kept. Dropped rows leave the loss only: they still count in group
+    statistics.
 
     Source: overlong filtering, DAPO 2503.14476 section 3.4.
     """
 
     drop: tuple[Literal["stop", "length", "abort"], ...] = ("length",)
-    """Reasons whose rows are dropped: own end, token limit, aborted."""
+    """Finish reasons to drop: stop (end token), length (token limit), abort."""
     in_keys: ClassVar[tuple[str, ...]] = ("finish_reason",)
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:

@@ -1,4 +1,4 @@
-"""IcePop: the ratio of trainer to sampler as weight, tokens outside a band dropped."""
+"""IcePop: importance weights between trainer and sampler, with tokens outside a range dropped."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 @register("correction", "icepop")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcePop:
-    """Returns weight u where ``low <= u <= high``, and drops the other tokens, [N, L]; 0 where masked.
+    """Importance weight u where ``low <= u <= high``; other tokens are dropped, [N, L]; 0 where masked.
 
         u = exp(clip(x, -20, 20)),   x = old_logprob - sampler_logprob
         level "sequence": x summed over the row
 
-    A trainable token whose x is not finite is dropped.
+    A loss token whose x is not finite is dropped.
 
     Source: IcePop, Ring-1T 2510.18855. TRL's sequence_mask is level "sequence", low 0, high 3.
     """
 
     level: Literal["token", "sequence"] = "token"
-    """Whose ratio: the token's, or the product over its row."""
+    """Ratio of the token, or product of the ratios over its row."""
     low: float = 0.5
-    """Least ratio that is kept, >= 0 and < high."""
+    """Smallest ratio to keep, >= 0 and < high."""
     high: float = 5.0
-    """Greatest ratio that is kept; inf: no bound."""
+    """Largest ratio to keep; inf: no bound."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:

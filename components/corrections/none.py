@@ -1,4 +1,4 @@
-"""No correction: every trainable token counts as it is."""
+"""No correction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @register("correction", "none")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCorrection:
-    """Returns weight 1 and keep on every trainable token, [N, L]; 0 and false where masked.
+    """Weight 1 on every loss token, none dropped, [N, L].
 
-    Reads no log-probs, so tokens without a finite one stay.
+    It reads no log-probs, so tokens without a finite log-prob are kept too.
     """
 
     in_keys: ClassVar[tuple[str, ...]] = ()

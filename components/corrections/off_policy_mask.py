@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2's off-policy mask: bad answers that the trainer has drifted away from are dropped."""
+"""DeepSeek-V3.2's off-policy mask: drops rows of negative advantage with a large mismatch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 @register("correction", "off_policy_mask")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyMask:
-    """Returns weight 1 and keep on rows of small mismatch or of advantage >= 0, [N, L]; else 0, false.
+    """Mask that drops rows of negative advantage that have become unlikely under the trainer, [N, L].
 
-        kept iff  mean_i A >= 0  or  mean_i(-x) <= threshold,   x = old_logprob - sampler_logprob
+        keep iff  mean_i A >= 0  or  mean_i(-x) <= threshold,   x = old_logprob - sampler_logprob
 
-    The mean of x runs over the row's finite trainable tokens; one whose x is not finite is dropped by itself.
-    It compares with the *sampler's* log-probs.
+    Kept rows get weight 1. The mean of x runs over the row's finite loss tokens; a loss token whose x is
+    not finite is dropped by itself. The comparison is with the *sampler's* log-probs.
 
     Source: DeepSeek-V3.2 2512.02556.
     """
 
     threshold: float = 0.1
-    """Greatest mean log-ratio sampler / trainer of a row of negative advantage, nats."""
+    """Largest mean log-ratio sampler / trainer of a row of negative advantage, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob", "advantage")
 
     def __post_init__(self) -> None:

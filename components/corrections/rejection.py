@@ -1,4 +1,4 @@
-"""Rejection: rows or tokens whose mismatch lies outside given bounds are dropped, the rest weigh 1."""
+"""Rejection: drops rows or tokens whose mismatch between trainer and sampler is out of bounds."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 @register("correction", "rejection")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Returns weight 1 and keep where the statistic lies within its bounds, [N, L]; 0 and false elsewhere.
+    """Mask that keeps rows or tokens whose mismatch statistic is within bounds, [N, L].
 
         x = clip(old_logprob - sampler_logprob, -20, 20);   k1 = x,   k2 = x^2 / 2,   k3 = exp(x) - 1 - x
-        k1:     kept iff log low <= statistic <= log high
-        k2, k3: kept iff statistic <= high
+        k1:     keep iff log low <= statistic <= log high
+        k2, k3: keep iff statistic <= high
 
-    The statistic is reduced over the row's finite trainable tokens (reduce "token": not at all). The bounds
-    of k1 are on the ratio trainer / sampler (sum: on its product over the row, mean: on its geometric mean).
-    A trainable token whose x is not finite is dropped.
+    Kept tokens get weight 1. The statistic is reduced over the row's finite loss tokens; reduce "token"
+    compares each token by itself. The bounds of k1 are on the ratio trainer / sampler (sum: on its product
+    over the row, mean: on its geometric mean). A loss token whose x is not finite is dropped.
 
     Source: sequence masks as in TRL and verl; verl states its k1 bounds on sampler / trainer: invert them.
-    On short rows mean with 0.99 and 1.01 rejects nearly all.
+    On short rows, mean with 0.99 and 1.01 rejects nearly all rows.
     """
 
     statistic: Literal["k1", "k2", "k3"] = "k1"
-    """What is bounded."""
+    """Statistic to bound."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
-    """How a row's tokens are reduced; max only for k2 and k3, since a signed maximum bounds nothing."""
+    """Reduction over a row's tokens; max only for k2 and k3, because k1 has a sign."""
     low: float = 0.0
-    """Lower bound of the ratio, >= 0; 0: open. k2 and k3 have none."""
+    """Lower bound of the ratio; 0: none. Not used by k2 and k3."""
     high: float = math.inf
-    """Upper bound, > low: of the ratio (inf: open), or of k2 and k3 in nats (finite)."""
+    """Upper bound, > low: of the ratio for k1 (inf: none), in nats for k2 and k3 (finite)."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:

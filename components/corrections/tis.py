@@ -1,4 +1,4 @@
-"""Truncated importance sampling: the ratio of trainer to sampler, capped."""
+"""TIS: truncated importance sampling between trainer and sampler."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @register("correction", "tis")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TIS:
-    """Returns weight ``min(u, cap)`` on every trainable token with a finite log-ratio, [N, L]; 0 elsewhere.
+    """Truncated importance weight ``min(u, cap)`` between trainer and sampler, [N, L]; 0 where masked.
 
         u = exp(clip(x, -20, 20)),   x = old_logprob - sampler_logprob
         level "sequence": x summed over the row
 
-    A trainable token whose x is not finite is dropped. With normalize, weights are divided by their mean over
+    A loss token whose x is not finite is dropped. With normalize, weights are divided by their mean over
     the finite tokens (level "sequence": over rows), if that exceeds 1e-8.
 
     Source: truncated importance sampling, Ionides 2008; for samplers, "Your efficient RL framework secretly
@@ -35,11 +35,11 @@ class TIS:
     """
 
     level: Literal["token", "sequence"] = "token"
-    """Whose ratio: the token's, or the product over its row."""
+    """Ratio of the token, or product of the ratios over its row."""
     cap: float = 2.0
-    """Upper bound of a weight, in (0, inf]."""
+    """Upper bound of a weight."""
     normalize: bool = False
-    """Whether weights are brought to mean 1."""
+    """Scale the weights to mean 1."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:

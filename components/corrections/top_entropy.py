@@ -1,4 +1,4 @@
-"""Only the tokens at which the policy is least certain are trained."""
+"""Top-entropy mask: keeps only the tokens of highest entropy in the loss."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 @register("correction", "top_entropy")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopEntropy:
-    """Returns weight 1 and keep where ``old_entropy >= quantile(1 - fraction)``, [N, L].
+    """Mask that keeps tokens with ``old_entropy >= quantile(1 - fraction)``, [N, L].
 
-    The quantile is that of the trainable tokens of the whole batch, linearly interpolated.
-    Elsewhere 0 and false.
+    Kept tokens get weight 1. The quantile is taken over the loss tokens of the batch, with linear
+    interpolation.
 
     Source: the 80/20 rule, 2506.01939.
     """
 
     fraction: float = 0.2
-    """Share of the tokens that is kept, in (0, 1]; more where entropies tie."""
+    """Fraction of the tokens to keep; more are kept where entropies tie."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_entropy",)
 
     def __post_init__(self) -> None:

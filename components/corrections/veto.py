@@ -1,4 +1,4 @@
-"""Veto: one token with an absurd ratio drops its whole row."""
+"""Veto: drops every row that has a token with an extreme ratio between trainer and sampler."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 @register("correction", "veto")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Veto:
-    """Returns weight 1 and keep on rows whose every ratio lies in [low, high], [N, L]; else 0, false.
+    """Mask that drops rows with any token ratio outside [low, high], [N, L].
 
         u = exp(clip(x, -20, 20)),  x = old_logprob - sampler_logprob
 
-    A trainable token whose x is not finite is dropped by itself.
+    Kept rows get weight 1. A loss token whose x is not finite is dropped by itself.
 
     Source: the token veto of verl's rollout correction.
     """
 
     low: float = 1e-4
-    """Least ratio of a token that is tolerated, > 0 and < high."""
+    """Smallest ratio that does not drop the row, > 0 and < high."""
     high: float = 100.0
-    """Greatest ratio of a token that is tolerated."""
+    """Largest ratio that does not drop the row."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Rejection-sampling fine-tuning: the best answers of each group."""
+"""Best of n: keeps the best responses of each group (rejection-sampling fine-tuning)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 @register("filter", "best_of_n")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestOfN:
-    """Returns [N] bool, true on the ``keep`` best rows of each group that have reward >= min_reward.
+    """Filter that keeps the ``keep`` best rows of each group with reward >= min_reward, [N] bool.
 
-    Ties: the lower row index. It keeps rows, not whole groups, so use it with losses that aren't relative to
-    the group (sft). A row without a score (NaN) is dropped.
+    Ties are broken by row index. The filter keeps rows, not whole groups, so use it with losses that are
+    not relative to the group (sft). An unscored row (NaN) is dropped.
 
     Source: RFT 2308.01825; RAFT 2304.06767.
     """
 
     keep: int = 2
-    """Rows kept of each group, >= 1."""
+    """Rows to keep per group."""
     key: str = "reward"
-    """The summed reward, or the label of one reward: filter on the raw verdict, not on a shaped sum."""
+    """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
+    sum."""
     min_reward: float = -math.inf
-    """Least reward of a row that is kept."""
+    """Smallest reward of a row to keep."""
     keeps_groups: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -48,12 +49,12 @@ class BestOfN:
         reward = batch[reward_key(self.key)]
         index, num = group_index(batch["group_id"])
         candidate = reward >= self.min_reward
-        # Groups together, the best first, the lower row first among equals; then the place in the group.
+        # Sort by group, then best reward first, then row; rank is the position within the group.
         order = torch.where(candidate, -reward, torch.inf).argsort(stable=True)
         order = order[index[order].argsort(stable=True)]
         size = segment_sum(torch.ones_like(index), index, num)
-        begin = size.cumsum(0) - size
-        place = torch.empty_like(index)
-        place[order] = torch.arange(len(index), device=index.device) - begin[index[order]]
-        keep: torch.Tensor = candidate & (place < self.keep)
+        first = size.cumsum(0) - size
+        rank = torch.empty_like(index)
+        rank[order] = torch.arange(len(index), device=index.device) - first[index[order]]
+        keep: torch.Tensor = candidate & (rank < self.keep)
         return keep

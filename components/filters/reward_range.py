@@ -1,4 +1,4 @@
-"""Online difficulty: groups that are neither hopeless nor solved."""
+"""Reward range: keeps groups of intermediate difficulty."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 @register("filter", "reward_range")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRange:
-    """Returns [N] bool, true on every scored row of a group iff ``low < mean < high``, both strict.
+    """Filter that keeps groups whose mean reward is between two bounds, ``low < mean < high``, [N] bool.
 
-    As a curriculum, high = 0.9 drops what is solved. A row without a score (NaN) is dropped and not counted.
+    Both bounds are exclusive. As a curriculum, high = 0.9 drops solved prompts. An unscored row (NaN) is
+    dropped and does not count.
 
     Source: online difficulty filtering, 2504.03380.
     """
 
     key: str = "reward"
-    """The summed reward, or the label of one reward: filter on the raw verdict, not on a shaped sum."""
+    """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
+    sum."""
     low: float = 0.0
-    """Mean reward above which a group is kept, < high."""
+    """Lower bound of a group's mean reward, exclusive; must be < high."""
     high: float = 1.0
-    """Mean reward below which a group is kept."""
+    """Upper bound of a group's mean reward, exclusive."""
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
@@ -41,7 +43,6 @@ class RewardRange:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         groups = GroupScores.of(batch[reward_key(self.key)], batch["group_id"])
-        mean = (
-            groups.mean().float()
-        )  # In float32, as rewards are: a mean of 0.9 is then not below a high of 0.9.
+        # In float32, the dtype of rewards: a mean of 0.9 is then not below a high of 0.9.
+        mean = groups.mean().float()
         return groups.scored & (mean > self.low) & (mean < self.high)

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose answers are all worth the same teach nothing."""
+"""Zero variance: drops groups whose responses all have the same reward (DAPO's dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 @register("filter", "zero_variance")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroVariance:
-    """Returns [N] bool, true on every scored row of a group iff ``max - min > min_spread``.
+    """Filter that keeps groups whose rewards differ, ``max - min > min_spread``, [N] bool.
 
-    A group of one goes. A row without a score (NaN) is dropped and not counted.
+    A group of one is dropped. An unscored row (NaN) is dropped and does not count.
 
     Source: DAPO 2503.14476 section 3.2.
     """
 
     key: str = "reward"
-    """The summed reward, or the label of one reward: filter on the raw verdict, not on a shaped sum."""
+    """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
+    sum."""
     min_spread: float = 0.0
-    """Spread that is still too little, in units of the reward, >= 0."""
+    """Difference between a group's largest and smallest reward that must be exceeded, in units of the
+    reward."""
 
     def __post_init__(self) -> None:
         check_range(self, "min_spread", "[0, inf)")

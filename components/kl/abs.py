@@ -1,4 +1,4 @@
-"""abs: the size of the log-ratio; a penalty, not a KL."""
+"""abs: absolute log-ratio, a penalty that is not a KL estimate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 @register("kl", "abs")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abs(ClampedEstimator):
-    """Returns the size of the log-ratio, elementwise, nats: a penalty, not a KL.
+    """Absolute log-ratio, elementwise, nats: a penalty, not an estimate of the KL divergence.
 
         value = clip(|d|, -output_clamp, output_clamp)
         d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
 
-    In the loss the expectation of its pathwise gradient sign(d) is that of
-    `sum |policy - reference|`, twice the total variation. No gradient reaches ref_logprob; values in masked
-    places are the caller's to drop.
+    In the loss, the expectation of its pathwise gradient sign(d) is the gradient of `sum |policy -
+    reference|`, twice the total variation. No gradient reaches ref_logprob; the caller masks the result.
 
     Source: verl's "abs".
     """
@@ -33,7 +32,8 @@ class Abs(ClampedEstimator):
         "loss, straight_through_k2": "reverse KL",
         "reward": "biased",
     }
-    """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
+    """Quantity that the expected value and gradient match on the policy's own samples, by use; see
+    docs/kl.md."""
 
     def value(self, d: torch.Tensor) -> torch.Tensor:
         return d.abs()

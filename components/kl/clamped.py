@@ -1,4 +1,4 @@
-"""What the KL estimators share: their keys, the clamps, and the choice of gradient."""
+"""Base of the KL estimators: clamps and the choice of gradient."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["ClampedEstimator"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedEstimator(ABC):
-    """A KL estimator that is a function of the clamped log-ratio."""
+    """KL estimator that is a function of the clamped log-ratio."""
 
     gradient: Gradient = "pathwise"
-    """``pathwise``: the value's own derivative, 0 where a clamp cuts. ``straight_through_k2``: d, not cut by
-    output_clamp."""
+    """pathwise: the derivative of the value, 0 where a clamp is active. straight_through_k2: the gradient
+    of k2, d, which output_clamp does not cut."""
     input_clamp: float = 20.0
-    """Bound of |d|, nats, in (0, inf]."""
+    """Bound of the absolute log-ratio |d|, nats."""
     output_clamp: float = math.inf
-    """Bound of the value, nats, in (0, inf]."""
+    """Bound of the value, nats."""
 
     def __post_init__(self) -> None:
         check_range(self, "input_clamp", "(0, inf]")

@@ -1,4 +1,4 @@
-"""k1: the log-ratio itself, unbiased."""
+"""k1: the log-ratio, an unbiased estimate of the KL divergence."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 @register("kl", "k1")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class K1(ClampedEstimator):
-    """Returns the log-ratio itself, elementwise, nats.
+    """Log-ratio, elementwise, nats: an unbiased estimate of KL(policy || reference), of either sign.
 
         value = clip(d, -output_clamp, output_clamp)
         d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
 
-    Unbiased for KL(policy || reference) and of either sign. In the reward its policy gradient is right: use
-    it there. In the loss its pathwise gradient is 1, whose expectation is 0: use straight_through_k2 there.
-    No gradient reaches ref_logprob; values in masked places are the caller's to drop.
+    In the reward, its policy gradient is that of the reverse KL: use it there. In the loss, its pathwise
+    gradient is 1, whose expectation is 0: use straight_through_k2 there. No gradient reaches ref_logprob;
+    the caller masks the result.
 
     Source: J. Schulman, "Approximating KL divergence", 2020. TRL, torchrl: no clamps.
     """
@@ -33,7 +33,8 @@ class K1(ClampedEstimator):
         "loss, straight_through_k2": "reverse KL",
         "reward": "reverse KL",
     }
-    """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
+    """Quantity that the expected value and gradient match on the policy's own samples, by use; see
+    docs/kl.md."""
 
     def value(self, d: torch.Tensor) -> torch.Tensor:
         return d

@@ -1,4 +1,4 @@
-"""k2: half the squared log-ratio; its gradient is that of the reverse KL."""
+"""k2: half the squared log-ratio, whose gradient is that of the reverse KL divergence."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 @register("kl", "k2")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class K2(ClampedEstimator):
-    """Returns half the squared log-ratio, elementwise, nats.
+    """Half the squared log-ratio, elementwise, nats: a biased estimate with the gradient of the reverse KL.
 
         value = clip(d^2 / 2, -output_clamp, output_clamp)
         d     = clip(logprob - ref_logprob, -input_clamp, input_clamp)
 
-    A biased value with the right gradient: in the loss its pathwise gradient d has the expectation grad
-    KL(policy || reference). No gradient reaches ref_logprob; values in masked places are the caller's to
-    drop.
+    In the loss, the expectation of its pathwise gradient d is grad KL(policy || reference). No gradient
+    reaches ref_logprob; the caller masks the result.
 
     Source: J. Schulman, "Approximating KL divergence", 2020.
     """
@@ -33,7 +32,8 @@ class K2(ClampedEstimator):
         "loss, straight_through_k2": "reverse KL",
         "reward": "biased",
     }
-    """What the expected value and gradient are on the policy's own samples, by use; see docs/kl.md."""
+    """Quantity that the expected value and gradient match on the policy's own samples, by use; see
+    docs/kl.md."""
 
     def value(self, d: torch.Tensor) -> torch.Tensor:
         return d.square() / 2

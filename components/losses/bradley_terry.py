@@ -1,4 +1,4 @@
-"""Reward model on preference pairs."""
+"""Bradley-Terry loss of a reward model on preference pairs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 @register("loss", "bradley_terry")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BradleyTerry:
-    """Returns the negative log-likelihood that the chosen row (2i) beats the rejected one (2i + 1), [B, 1].
+    """Negative log-likelihood that the chosen response beats the rejected one, per pair, [B, 1].
 
         loss = -log sig(s_c - s_r - margin) + center (s_c + s_r)^2
 
-    The score s is policy.value at the row's last trainable token: by mask, not by pad id. Both rows carry
-    the loss of their pair; a pair with an empty side gets 0. A gap of -100 gives 100, not inf.
+    Rows 2i and 2i + 1 are the chosen and the rejected response. The score s is policy.value at the row's
+    last loss token, which the mask decides, not the pad id. Both rows carry the loss of their pair; a pair
+    with an empty side gets 0. The loss stays finite for any gap: a gap of -100 gives 100.
     Metrics: accuracy (s_c > s_r), margin = s_c - s_r - margin, [B, 1].
 
     Source: InstructGPT 2203.02155 eq. 1; margin: Llama 2 2307.09288 eq. 2; center: 2312.09244.
     """
 
     center: float = 0.0
-    """Strength with which the mean score of a pair is held at 0, >= 0; TRL: 0.01."""
+    """Coefficient of the penalty that keeps the mean score of a pair near 0; TRL uses 0.01."""
     use_margin: bool = False
-    """Whether the batch key `margin` (human margin of the pair) is subtracted from the gap."""
+    """Subtract the batch key `margin` (the annotators' margin of the pair) from the score gap."""
     needs: ClassVar[tuple[str, ...]] = ("value",)
     paired: ClassVar[bool] = True
 
@@ -51,11 +52,11 @@ class BradleyTerry:
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.value is not None
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         chosen, rejected = split_pairs(at_last_trainable(policy.value, mask)[:, None])
         gap = chosen - rejected
         if self.use_margin:
-            gap = gap - where0(live, split_pairs(batch["margin"][:, None])[0])
+            gap = gap - where0(valid, split_pairs(batch["margin"][:, None])[0])
         loss = self.center * (chosen + rejected).square() - torch.nn.functional.logsigmoid(gap)
         metrics = {"accuracy": (chosen > rejected).float(), "margin": gap.detach()}
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

@@ -1,4 +1,4 @@
-"""Clipped importance-sampling weight on a policy gradient: clipped tokens keep a gradient."""
+"""CISPO: policy gradient under a clipped importance weight, which leaves clipped tokens their gradient."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 @register("loss", "cispo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CISPO:
-    """Returns REINFORCE under a clipped, detached importance weight, [B, L].
+    """Policy gradient weighted by the clipped importance ratio, per token, [B, L].
 
         loss = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A l
         rho  = exp(clip(l - l_old, -c, c)),  c = log_ratio_clamp
 
-    Clipped tokens keep their gradient: that is the point. Without the factor l, or with gradient through
-    the weight, it would be another algorithm. Masked places get 0. Metrics: clip_fraction (clip changed
-    rho), approx_kl.
+    The weight carries no gradient, so every token keeps its policy gradient, also where the ratio is
+    clipped; PPO drops those tokens. Masked positions get 0.
+    Metrics: clip_fraction (the clip changed rho), approx_kl.
 
     Source: MiniMax-M1 2506.13585; ScaleRL 2510.13786.
     """
 
     clip_low: float = 1.0
-    """Distance of the lower bound from 1, in (0, 1]; 1: no lower bound."""
+    """Distance of the lower bound of the ratio from 1; 1 removes the lower bound."""
     clip_high: float = 4.0
-    """Distance of the upper bound from 1, > 0."""
+    """Distance of the upper bound of the ratio from 1."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio before exp, nats, > 0."""
+    """Bound of the log-ratio before exp, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

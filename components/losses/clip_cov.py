@@ -1,4 +1,4 @@
-"""Clip-Cov: the tokens that would cost most entropy are left out of PPO's surrogate."""
+"""Clip-Cov: PPO's surrogate without the tokens whose update would reduce the entropy most."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ if TYPE_CHECKING:
 @register("loss", "clip_cov")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipCov:
-    """Returns the clipped surrogate with high-covariance tokens dropped, [B, L].
+    """Clipped surrogate of PPO with high-covariance tokens dropped, per token, [B, L].
 
-        cov_t = (A_t - mean A)(l_t - mean l),  means over the trainable tokens of the group, no gradient
+        cov_t = (A_t - mean A)(l_t - mean l),  means over the loss tokens of the group, no gradient
         k     = max(1, floor(fraction * tokens of the group))
         loss  = 0 on the k candidates of largest cov, else that of ppo_clip
         candidates: cov_low < cov_t < cov_high, and not already clipped by PPO
 
-    A is the unscaled advantage; ties go to the first in row-major order. Masked places get 0.
+    The covariance uses the unscaled advantage. Ties are broken by row-major order. Masked positions get
+    0.
     Metrics: cov_fraction (dropped by covariance), clip_fraction, approx_kl.
 
-    Source: 2505.22617. Deviations: per group instead of per batch, so that the result does not depend on
-    micro-batches; the largest instead of random ones, since a component has no random numbers.
+    Source: 2505.22617. Deviations: the covariance is taken per group instead of per batch, so that the
+    result does not depend on micro-batches; the largest candidates are dropped instead of random ones,
+    because a component draws no random numbers.
     """
 
     clip_low: float = 0.2
-    """Distance of the lower bound from 1, in (0, 1)."""
+    """Distance of the lower bound of the ratio from 1."""
     clip_high: float = 0.2
-    """Distance of the upper bound from 1, > 0."""
+    """Distance of the upper bound of the ratio from 1."""
     fraction: float = 2e-4
-    """Share of a group's tokens that is dropped, in (0, 1]; at least one token where there is a candidate."""
+    """Fraction of a group's tokens to drop; at least one token where there is a candidate."""
     cov_low: float = 1.0
-    """Covariance above which a token may be dropped."""
+    """Covariance above which a token is a candidate."""
     cov_high: float = 5.0
-    """Covariance below which a token may be dropped, > cov_low."""
+    """Covariance below which a token is a candidate; must be > cov_low."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio before exp, nats, > 0."""
+    """Bound of the log-ratio before exp, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
     couples_group: ClassVar[bool] = True
 

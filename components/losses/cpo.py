@@ -1,4 +1,4 @@
-"""Contrastive preference optimisation: sigmoid loss plus likelihood of the chosen row, no reference."""
+"""CPO: contrastive preference optimisation, a sigmoid loss plus the likelihood of the chosen response."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 @register("loss", "cpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPO:
-    """Returns the sigmoid loss of the pair plus the negative log-likelihood of its chosen row, [B, 1].
+    """Sigmoid loss of the pair plus the negative log-likelihood of the chosen response, per pair, [B, 1].
 
         h    = beta (pc - pr)
         loss = -(1 - e) log sig(h) - e log sig(-h) - nll_coefficient pc/nc,  e = label_smoothing
 
-    pc and pr are the summed log-probs of the chosen (2i) and the rejected row (2i + 1) over their trainable
-    tokens. Both rows carry the loss of their pair; a pair with an empty side gets 0.
-    Metrics: preference (the loss without the likelihood part), accuracy (pc > pr), margin = h, [B, 1].
+    No reference policy is needed. pc and pr are the summed log-probs of the chosen (2i) and the rejected
+    row (2i + 1) over their loss tokens, nc the number of the chosen row's. Both rows carry the loss of
+    their pair; a pair with an empty side gets 0.
+    Metrics: preference (the loss without the likelihood term), accuracy (pc > pr), margin = h, [B, 1].
 
     Source: CPO 2401.08417.
     """
 
     beta: float = 0.1
-    """Scale of the margin, > 0."""
+    """Scale of the margin."""
     nll_coefficient: float = 1.0
-    """Weight of the likelihood part, >= 0."""
+    """Coefficient of the likelihood term."""
     label_smoothing: float = 0.0
-    """Probability that a label is wrong, in [0, 0.5)."""
+    """Probability that a label is wrong."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
 
@@ -48,7 +49,7 @@ class CPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         chosen, rejected = split_pairs(sequence_sum(policy.logprob, mask))
         logit = self.beta * (chosen - rejected)
         preference = smoothed_sigmoid_loss(logit, self.label_smoothing)
@@ -59,4 +60,4 @@ class CPO:
             "margin": logit.detach(),
         }
         loss = preference - self.nll_coefficient * likelihood
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

@@ -1,4 +1,4 @@
-"""Dynamic fine-tuning: supervised loss scaled by the token's own probability."""
+"""DFT: dynamic fine-tuning, the supervised loss scaled by the token's own probability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @register("loss", "dft")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFT:
-    """Returns ``-sg(exp(l)) l``, [B, L]. Masked places get 0. Metrics: nll = -l, nats, the loss of `sft`.
+    """Negative log-likelihood scaled by the label's probability, ``-sg(exp(l)) l``, per token, [B, L].
+
+    Masked positions get 0. Metrics: nll = -l in nats, the loss of `sft`.
 
     Source: DFT 2508.05629.
     """

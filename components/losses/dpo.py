@@ -1,4 +1,4 @@
-"""Direct preference optimisation: the sigmoid family, one name with variants."""
+"""DPO: direct preference optimisation and the variants of its sigmoid loss."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 @register("loss", "dpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPO:
-    """Returns the preference loss of each pair (rows 2i chosen, 2i + 1 rejected), [B, 1].
+    """Direct preference optimisation with its variants, per pair, [B, 1].
 
-    pc and pr are the sums of l over the trainable tokens of the chosen and the rejected row, rc and rr those
-    of l_ref, nc and nr their counts; c = pc - rc, r = pr - rr, e = label_smoothing, ls(x) = log sig(x) and
-    h = beta (score(c) - score(r)). The score is the divergence's: reverse_kl x, forward_kl -exp(-x),
-    js ls(x), alpha exp((alpha - 1) x) / (alpha - 1).
+    Rows 2i and 2i + 1 are the chosen and the rejected response. pc and pr are the sums of l over the loss
+    tokens of the chosen and the rejected row, rc and rr those of l_ref, nc and nr their numbers of loss
+    tokens; c = pc - rc, r = pr - rr, e = label_smoothing, ls(x) = log sig(x) and h = beta (score(c) -
+    score(r)). The score depends on the divergence: reverse_kl x, forward_kl -exp(-x), js ls(x), alpha
+    exp((alpha - 1) x) / (alpha - 1).
 
         sigmoid       -(1-e) ls(h) - e ls(-h)                                 2305.18290
         robust        ( -(1-e) ls(h) + e ls(-h) ) / (1 - 2e)                  2403.00409
@@ -52,39 +53,39 @@ class DPO:
         apo_down      sig(beta c) + 1 - sig(h)                                2408.06266
         sigmoid_norm  -ls(beta (c/nc - r/nr))
         aot           -(1-e) ls(d) - e ls(-d), d = beta (x_(k) - y_(k)), the k-th smallest of
-                      x = pc - pr and of y = rc - rr over the live pairs      2406.05882
+                      x = pc - pr and of y = rc - rr over the valid pairs     2406.05882
         aot_unpaired  the same with x = c, y = r                              2406.05882
 
-    Both rows carry the loss of their pair; a pair with an empty side gets 0. Policy == reference gives ln 2
-    for sigmoid. Exponents are clamped at 80. In aot, the pair that holds x_(k) carries the k-th loss, and
-    the gradient also flows into the pair that holds y_(k): it is the only loss coupled across pairs, and
-    needs a whole optimizer step in one micro-batch to mean what the paper means.
+    Both rows carry the loss of their pair; a pair with an empty side gets 0. Where the policy equals the
+    reference, sigmoid gives ln 2. Exponents are clamped at 80. In aot, the pair that holds x_(k) carries
+    the k-th loss, and the gradient also flows into the pair that holds y_(k). These two variants couple all
+    pairs of an optimizer step, so all of them have to be in one micro-batch to match the paper.
 
     Metrics: accuracy (c > r), chosen_reward = beta c, rejected_reward = beta r, margin = beta (c - r), each
     [B, 1].
 
-    Source: DPO 2305.18290 and the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO 2409.06411;
-    wpo 2406.11827.
+    Source: DPO 2305.18290 and the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO 2409.06411; wpo
+    2406.11827.
     """
 
     beta: float = 0.1
-    """Strength of the pull to the reference, > 0."""
+    """Strength of the regularisation towards the reference policy."""
     variant: Variant = "sigmoid"
-    """Row of the table."""
+    """Row of the table above."""
     label_smoothing: float = 0.0
-    """Probability e that a label is wrong, in [0, 0.5); sigmoid, robust, exo_pair (there > 0) and the aot
-    pair only."""
+    """Probability e that a label is wrong; only for sigmoid, robust, exo_pair (where it must be > 0) and
+    the two aot variants."""
     divergence: Divergence = "reverse_kl"
-    """Divergence to the reference; other than reverse_kl: sigmoid, robust, hinge, exo_pair and discopop
-    only."""
+    """Divergence to the reference policy; values other than reverse_kl only for sigmoid, robust, hinge,
+    exo_pair and discopop."""
     alpha: float = 0.5
     """Order of the alpha divergence; 1 is reverse_kl."""
     ld_alpha: float | None = None
-    """LD-DPO: weight in [0, 1] of the tokens beyond the shorter row's length; off (1) unless given."""
+    """LD-DPO: weight of the tokens beyond the length of the pair's shorter response; omitted: 1."""
     weighting: Literal["none", "wpo"] = "none"
-    """wpo: times sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
+    """wpo multiplies the loss by sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
     tau: float = 0.05
-    """Temperature of discopop's gate, > 0."""
+    """Temperature of the gate of discopop."""
     paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ class DPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         logprob, ref_logprob = where0(mask, policy.logprob), where0(mask, batch["ref_logprob"])
         if self.ld_alpha is not None:
             weight = shared_length_weight(mask, self.ld_alpha)
@@ -129,7 +130,7 @@ class DPO:
         policy_chosen, policy_rejected = split_pairs(sequence_sum(logprob, mask))
         ref_chosen, ref_rejected = split_pairs(sequence_sum(ref_logprob, mask))
         chosen_tokens, rejected_tokens = split_pairs(mask.sum(-1, keepdim=True).clamp_min(1))
-        # The difference first: both sums are large, and near each other.
+        # Subtract per token first: the two sums are large and nearly equal.
         chosen, rejected = split_pairs(sequence_sum(logprob - ref_logprob, mask))
         pair = PairRatios(
             logit=self.beta
@@ -140,7 +141,7 @@ class DPO:
             ref_gap=ref_chosen - ref_rejected,
             chosen_tokens=chosen_tokens,
             rejected_tokens=rejected_tokens,
-            live=live,
+            live=valid,
         )
         loss = VARIANTS[self.variant](pair, Hyperparameters(self.beta, self.label_smoothing, self.tau))
         if self.weighting == "wpo":
@@ -151,10 +152,10 @@ class DPO:
             "rejected_reward": self.beta * rejected.detach(),
             "margin": self.beta * (chosen - rejected).detach(),
         }
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})
 
     def _wpo_weight(self, policy: PolicyOutputs, mask: torch.Tensor) -> torch.Tensor:
-        """[P, 1] how likely the policy itself is to write the pair; no gradient."""
+        """Returns the WPO weight of each pair, [P, 1]: its likelihood under the policy; no gradient."""
         assert policy.sum_pi_squared is not None
         collision = torch.where(mask, policy.sum_pi_squared.detach(), 1.0).log()
         chosen, rejected = split_pairs(sequence_mean(where0(mask, policy.logprob.detach()) - collision, mask))

@@ -1,4 +1,4 @@
-"""Divergence PPO with the binary KL divergence as its trust region."""
+"""DPPO-KL: policy gradient inside a trust region on the binary KL divergence."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 @register("loss", "dppo_kl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPPOKL:
-    """Returns the policy gradient kept inside a KL trust region of {this token, any other}, [B, L].
+    """Policy gradient restricted to a KL trust region on {this token, any other token}, per token, [B, L].
 
         loss = -sg(min(rho, ratio_cap) keep) A l,  p = exp(l),  q = exp(l_old)
         K    = q (l_old - l) + (1 - q) log( (1 - q + 1e-8) / (1 - p + 1e-8) )
         keep = K <= high or p <= q   where A > 0
                K <= low  or p >= q   elsewhere
 
-    rho = exp(clip(l - l_old, -20, 20)); keep carries no gradient. Masked places get 0.
+    rho = exp(clip(l - l_old, -20, 20)); keep carries no gradient. Masked positions get 0.
     Metrics: clip_fraction (not keep), approx_kl.
 
-    Source: DPPO 2602.04879. "The behaviour policy" is old_logprob: use the two-policy mode to compare with
-    the sampler.
+    Source: DPPO 2602.04879. The paper's behaviour policy is old_logprob here; to use the sampler's
+    log-probs, set [algorithm] old_logprob = "sampler".
     """
 
     low: float = 0.05
-    """Largest K of a token whose probability falls, nats, > 0."""
+    """Largest K of a token whose probability falls, nats."""
     high: float = 0.05
-    """Largest K of a token whose probability rises, nats, > 0."""
+    """Largest K of a token whose probability rises, nats."""
     ratio_cap: float = 20.0
-    """Cap of the ratio, >= 1."""
+    """Upper bound of the ratio."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

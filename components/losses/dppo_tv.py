@@ -1,4 +1,4 @@
-"""Divergence PPO: a token is dropped when its probability, not its ratio, moved too far."""
+"""DPPO-TV: policy gradient inside a trust region on the change of a token's probability."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 @register("loss", "dppo_tv")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPPOTV:
-    """Returns the policy gradient kept inside a total-variation trust region, [B, L].
+    """Policy gradient restricted to a total-variation trust region, per token, [B, L].
 
         loss = -sg(min(rho, ratio_cap) keep) A l,  p = exp(l),  q = exp(l_old)
         keep = p - q <= high   where A > 0
                p - q >= -low   elsewhere
 
     rho = exp(clip(l - l_old, -20, 20)); keep carries no gradient. Where rho <= ratio_cap the gradient is
-    that of -keep rho A. Masked places get 0. Metrics: clip_fraction (not keep), approx_kl.
+    that of -keep rho A. Masked positions get 0. Metrics: clip_fraction (not keep), approx_kl.
 
-    Source: DPPO 2602.04879. "The behaviour policy" is old_logprob: use the two-policy mode to compare with
-    the sampler.
+    Source: DPPO 2602.04879. The paper's behaviour policy is old_logprob here; to use the sampler's
+    log-probs, set [algorithm] old_logprob = "sampler".
     """
 
     low: float = 0.2
-    """Largest fall of a token's probability, in (0, 1]."""
+    """Largest decrease of a token's probability."""
     high: float = 0.2
-    """Largest rise of a token's probability, in (0, 1]."""
+    """Largest increase of a token's probability."""
     ratio_cap: float = 20.0
-    """Cap of the ratio, >= 1."""
+    """Upper bound of the ratio."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

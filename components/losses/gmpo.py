@@ -1,4 +1,4 @@
-"""Geometric-mean policy optimisation: the clipped ratios of a row are averaged in log space."""
+"""GMPO: geometric-mean policy optimisation, PPO's clip on the mean log-ratio of a row."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 @register("loss", "gmpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GMPO:
-    """Returns the surrogate of the geometric-mean ratio, one number a row, [B, 1].
+    """Surrogate with the geometric mean of the clipped token ratios, per row, [B, 1].
 
         a = mean_i A,  z = sign(a),  d = clip(l - l_old, -c, c),  c = log_ratio_clamp
         x_t    = z min( z d_t, z clip(d_t, -clip_low, clip_high) )
         loss_i = -a exp(mean_i x)
 
-    Means run over the row's trainable tokens; a fully masked row gets 0. The clip is per token and in log
-    space.
+    The clip acts per token, in log space. Means run over the row's loss tokens; a fully masked row gets
+    0.
     Metrics: clip_fraction (the clipped branch is strictly smaller), approx_kl.
 
     Source: GMPO 2507.20673.
     """
 
     clip_low: float = 0.4
-    """Distance of the lower bound from 0, nats, > 0."""
+    """Distance of the lower bound of the log-ratio from 0, nats."""
     clip_high: float = 0.4
-    """Distance of the upper bound from 0, nats, > 0."""
+    """Distance of the upper bound of the log-ratio from 0, nats."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio, nats, > 0."""
+    """Bound of the log-ratio before the clip, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

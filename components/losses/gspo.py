@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation: one length-normalised ratio a row."""
+"""GSPO: group sequence policy optimisation, PPO's clip on one length-normalised ratio per row."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 @register("loss", "gspo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GSPO:
-    """Returns the clipped surrogate of the sequence ratio in its token form, [B, L].
+    """Clipped surrogate of the sequence ratio, in its token form, per token, [B, L].
 
-        d_i    = mean over the row's trainable tokens of l - l_old
+        d_i    = mean over the row's loss tokens of l - l_old
         s_t    = exp(clip(sg(d_i) + l_t - sg(l_t), -c, c)),  c = log_ratio_clamp
         loss_t = -min( s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t )
 
-    s_t has the value s_i = exp(d_i) and a gradient that reaches every token. The ratio is the
-    length-normalised mean, not the product over the sequence. With A constant on a row this equals the form
-    of one number a row under every aggregation; with token-varying A each token keeps its own. Masked places
-    get 0. LUSPO is this loss with clips of 0.2 and `sequence_sum`.
+    s_t has the value s_i = exp(d_i), and its gradient reaches every token. The ratio is the
+    length-normalised mean, not the product over the sequence. Where A is constant on a row, the result
+    equals that of one loss per row under every aggregation; where A varies, each token keeps its own.
+    Masked positions get 0. LUSPO is this loss with clips of 0.2 and `sequence_sum`.
     Metrics: clip_fraction (the clipped branch is strictly smaller), approx_kl = exp(d_i) - 1 - d_i.
 
     Source: GSPO 2507.18071, with its token variant.
     """
 
     clip_low: float = 3e-4
-    """Distance of the lower bound from 1, in (0, 1)."""
+    """Distance of the lower bound of the sequence ratio from 1."""
     clip_high: float = 4e-4
-    """Distance of the upper bound from 1, > 0."""
+    """Distance of the upper bound of the sequence ratio from 1."""
     log_ratio_clamp: float = 10.0
-    """Bound of the mean log-ratio before exp, nats, > 0; a row beyond it moves nothing."""
+    """Bound of the mean log-ratio before exp, nats; rows beyond it get no gradient."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 @register("loss", "importance_sampling")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceSampling:
-    """Returns the unclipped surrogate, [B, L].
+    """Unclipped importance-sampling surrogate, per token, [B, L].
 
         loss = -rho A,  rho = exp(d),  d = clip(l - l_old, -c, c),  c = log_ratio_clamp
 
-    Masked places get 0. Metrics: approx_kl = exp(d) - 1 - d.
+    Masked positions get 0. Metrics: approx_kl = exp(d) - 1 - d.
 
     Source: the surrogate of TRPO 1502.05477, per token.
     """
 
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio before exp, nats, > 0; a token beyond it moves nothing."""
+    """Bound of the log-ratio before exp, nats; tokens beyond it get no gradient."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Identity preference optimisation: the margin is regressed on a target."""
+"""IPO: identity preference optimisation, a regression of the pair's margin on a target."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 @register("loss", "ipo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IPO:
-    """Returns the squared distance of the pair's margin from its target, [B, 1].
+    """Squared distance of the pair's margin from its target, per pair, [B, 1].
 
         mean: loss = (c/nc - r/nr - 1/(2 beta))^2
         sum:  loss = (c - r - 1/(2 beta))^2
 
-    c and r are the sums of l - l_ref over the trainable tokens of the chosen (2i) and the rejected row (2i
-    + 1), nc and nr their counts: policy and reference are averaged alike. Both rows carry the loss of their
-    pair; a pair with an empty side gets 0. Metrics: accuracy (margin > 0), margin, [B, 1].
+    c and r are the sums of l - l_ref over the loss tokens of the chosen (2i) and the rejected row (2i + 1),
+    nc and nr their numbers of loss tokens; policy and reference are reduced the same way. Both rows carry
+    the loss of their pair; a pair with an empty side gets 0. Metrics: accuracy (margin > 0), margin, [B,
+    1].
 
-    Source: 2310.12036. The mean per token is the form its authors confirmed; OpenRLHF uses the sum.
+    Source: 2310.12036. The mean per token is the form that its authors confirmed; OpenRLHF uses the sum.
     """
 
     beta: float = 0.1
-    """Strength of the pull to the reference, > 0: the target margin is 1 / (2 beta)."""
+    """Strength of the regularisation towards the reference policy: the target margin is 1 / (2 beta)."""
     reduction: Literal["mean", "sum"] = "mean"
-    """How log-ratios of a row become one number."""
+    """Reduction of a row's log-ratios to one number."""
     in_keys: ClassVar[tuple[str, ...]] = ("ref_logprob",)
     paired: ClassVar[bool] = True
 
@@ -45,11 +46,11 @@ class IPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         difference = log_ratio(policy.logprob, batch["ref_logprob"], mask)
         reduce = sequence_mean if self.reduction == "mean" else sequence_sum
         chosen, rejected = split_pairs(reduce(difference, mask))
         margin = chosen - rejected
         loss = (margin - 1 / (2 * self.beta)).square()
         metrics = {"accuracy": (margin > 0).float(), "margin": margin.detach()}
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

@@ -1,4 +1,4 @@
-"""KL-Cov: the tokens that would cost most entropy are held by a penalty."""
+"""KL-Cov: a penalty on the log-ratio of the tokens whose update would reduce the entropy most."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 @register("loss", "kl_cov")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLCov:
-    """Returns the unclipped surrogate with a penalty on high-covariance tokens, [B, L].
+    """Unclipped surrogate with a log-ratio penalty on high-covariance tokens, per token, [B, L].
 
         loss  = -rho A + coefficient |d| [t among the k largest cov of its group],  d = clip(l - l_old, -c, c)
-        cov_t = (A_t - mean A)(l_t - mean l),  means over the trainable tokens of the group, no gradient
+        cov_t = (A_t - mean A)(l_t - mean l),  means over the loss tokens of the group, no gradient
         k     = max(1, floor(fraction * tokens of the group))
 
-    rho = exp(d), c = log_ratio_clamp; ties go to the first in row-major order. The penalty is a token loss
-    like any other: it is averaged, never summed apart. Masked places get 0. Metrics: cov_fraction
-    (penalised), approx_kl.
+    rho = exp(d), c = log_ratio_clamp. Ties are broken by row-major order. The penalty is part of the
+    token's loss and is averaged with it. Masked positions get 0. Metrics: cov_fraction (penalised tokens),
+    approx_kl.
 
-    Source: 2505.22617. Deviation: per group instead of per batch, so that the result does not depend on
-    micro-batches.
+    Source: 2505.22617. Deviation: the covariance is taken per group instead of per batch, so that the
+    result does not depend on micro-batches.
     """
 
     fraction: float = 2e-4
-    """Share of a group's tokens that is penalised, in (0, 1]; at least one token."""
+    """Fraction of a group's tokens to penalise; at least one token."""
     coefficient: float = 0.1
-    """Strength of the penalty, >= 0."""
+    """Coefficient of the penalty."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio, nats, > 0."""
+    """Bound of the log-ratio, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
     couples_group: ClassVar[bool] = True
 
@@ -54,6 +54,6 @@ class KLCov:
         clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
         advantage = where0(mask, batch["advantage"])
         cov = group_covariance(advantage, policy.logprob, mask, group_id)
-        held = largest_in_group(cov, mask, self.fraction, mask, group_id)
-        loss = self.coefficient * where0(held, clamped.abs()) - clamped.exp() * advantage
-        return TokenLoss(loss, {"cov_fraction": held.float(), "approx_kl": approx_kl(clamped)})
+        penalised = largest_in_group(cov, mask, self.fraction, mask, group_id)
+        loss = self.coefficient * where0(penalised, clamped.abs()) - clamped.exp() * advantage
+        return TokenLoss(loss, {"cov_fraction": penalised.float(), "approx_kl": approx_kl(clamped)})

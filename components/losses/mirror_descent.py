@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 @register("loss", "mirror_descent")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorDescent:
-    """Returns the regularised policy gradient, [B, 1] (level "sequence") or [B, L] (level "token").
+    """Policy gradient with a squared log-ratio penalty, [B, 1] for level "sequence", [B, L] for level
+    "token".
 
         sequence: loss_i = -( a S - tau/2 D^2 ),  a = mean_i A,  S = sum_t m l,  D = sum_t m (l - l_old)
         token:    loss_t = -( A l - tau/2 (l - l_old)^2 )
 
-    The sequence form has the paper's gradient, `A grad log pi(y) - tau/2 grad (log pi(y)/pi_old(y))^2`; the
-    token form is elsewhere called DRO. Masked places and fully masked rows get 0. Use it with
+    The sequence form has the paper's gradient, `A grad log pi(y) - tau/2 grad (log pi(y)/pi_old(y))^2`.
+    The token form is also known as DRO. Masked positions and fully masked rows get 0. Use it with
     `grpo(std="none")` or `soft_baseline`.
     Metrics: approx_kl = exp(d) - 1 - d of the token log-ratio clamped to +-20.
 
@@ -35,9 +36,9 @@ class MirrorDescent:
     """
 
     tau: float = 0.1
-    """Strength of the regulariser, > 0."""
+    """Strength of the regulariser."""
     level: Literal["sequence", "token"] = "sequence"
-    """Whether log-ratios are squared per row or per token."""
+    """Square the log-ratio of the row or of each token."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
 
     def __post_init__(self) -> None:

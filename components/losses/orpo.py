@@ -1,4 +1,4 @@
-"""Odds-ratio preference optimisation: supervised loss plus a log-odds margin, no reference."""
+"""ORPO: odds-ratio preference optimisation, the supervised loss plus a log-odds margin."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 @register("loss", "orpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ORPO:
-    """Returns the supervised loss of the chosen row plus the odds-ratio loss of the pair, [B, 1].
+    """Supervised loss of the chosen response plus the odds-ratio loss of the pair, per pair, [B, 1].
 
         loss  = -a - beta log sig(lo(a) - lo(b)),  a = pc/nc,  b = pr/nr
         lo(x) = x - log(1 - exp(x)),  x at most -1e-6
 
-    a and b are the mean log-probs of the chosen (2i) and the rejected row (2i + 1) over their trainable
-    tokens. Both rows carry the loss of their pair; a pair with an empty side gets 0.
-    With a = -0.5, b = -1 and beta = 0.1 the loss is 0.53203.
-    Metrics: preference (the odds-ratio loss without beta and without the supervised part), accuracy (a > b),
-    margin = lo(a) - lo(b), [B, 1].
+    No reference policy is needed. a and b are the mean log-probs of the chosen (2i) and the rejected row
+    (2i + 1) over their loss tokens. Both rows carry the loss of their pair; a pair with an empty side gets
+    0. Example: a = -0.5, b = -1 and beta = 0.1 give 0.53203.
+    Metrics: preference (the odds-ratio loss without beta and without the supervised term), accuracy (a >
+    b), margin = lo(a) - lo(b), [B, 1].
 
     Source: ORPO 2403.07691.
     """
 
     beta: float = 0.1
-    """Weight of the odds-ratio loss, >= 0 (lambda in the paper)."""
+    """Coefficient of the odds-ratio loss (lambda in the paper)."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class ORPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         below = mean.clamp(max=-1e-6)
         log_odds = below - one_minus_exp(below).log()
@@ -60,4 +60,4 @@ class ORPO:
             "margin": (chosen_odds - rejected_odds).detach(),
         }
         loss = self.beta * preference - chosen
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

@@ -1,4 +1,4 @@
-"""Reward model on K ranked answers to one prompt."""
+"""Pairwise ranking loss of a reward model on K ranked responses per prompt."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @register("loss", "pairwise_ranking")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseRanking:
-    """Returns the mean ranking loss of each row's group, [B, 1].
+    """Mean ranking loss over all ordered pairs of a group, per row, [B, 1].
 
         loss_g = mean of -log sig(s_a - s_b) over the ordered pairs of the group with reward_a > reward_b
 
-    The score s is policy.value at the row's last trainable token; only live rows pair. All K(K-1)/2 pairs
-    of K answers come from one forward pass. Every row of the group carries the loss; a group without an
-    ordered pair gets 0.
-    Metrics: accuracy (share of ordered pairs with s_a > s_b, 0 where there are none), [B, 1].
+    The score s is policy.value at the row's last loss token; fully masked rows form no pair. All
+    K(K-1)/2 pairs of K responses come from one forward pass. Every row of the group carries the loss; a
+    group without an ordered pair gets 0.
+    Metrics: accuracy (fraction of ordered pairs with s_a > s_b, 0 where there are none), [B, 1].
 
     Source: InstructGPT 2203.02155 eq. 1.
     """
@@ -41,9 +41,9 @@ class PairwiseRanking:
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.value is not None
         mask, reward = batch["loss_mask"], batch["reward"]
-        live = mask.any(-1)
+        nonempty = mask.any(-1)
         same = same_group(batch["group_id"])
-        pair = same & live[:, None] & live[None, :] & (reward[:, None] > reward[None, :])
+        pair = same & nonempty[:, None] & nonempty[None, :] & (reward[:, None] > reward[None, :])
         score = at_last_trainable(policy.value, mask)
         gap = score[:, None] - score[None, :]
 

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, with clip-higher, dual clip, a two-sided cap and a likelihood term."""
+"""PPO's clipped surrogate with clip-higher, dual clip, a ratio cap and a likelihood term."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ if TYPE_CHECKING:
 @register("loss", "ppo_clip")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOClip:
-    """Returns the clipped surrogate, [B, L].
+    """Clipped surrogate objective of PPO, per token, [B, L].
 
         rho  = exp(clip(l - l_old, -c, c)),  c = log_ratio_clamp
         J    = min( min(rho, ratio_cap) A,  clip(rho, 1 - clip_low, 1 + clip_high) A )
         J    = max(J, dual_clip A)  where A < 0
         loss = -J + positive_nll [reward > 0] (-l)
 
-    Its gradient is -rho A where the first branch is taken and not capped, else 0. Masked places get 0.
+    The gradient is -rho A on tokens where the unclipped branch is the minimum and not capped, else 0.
+    Masked positions get 0.
     Metrics: clip_fraction (the clipped branch is strictly smaller, so the sign of A counts),
     dual_clip_fraction (the dual bound is strictly active), approx_kl = exp(d) - 1 - d.
 
     Source: PPO 1707.06347 eq. 7; clip-higher 2503.14476; dual clip 1912.09729; two-sided cap 2505.07291;
-    positive NLL 2504.05118. Deviation: positive_nll shares the weights of the loss, where the paper divides
-    by the tokens of correct rows; multiply it by M / M_correct to reproduce the paper.
+    positive NLL 2504.05118. Deviation: positive_nll has the weights of the loss, while the paper divides by
+    the number of tokens of correct rows; multiply it by M / M_correct to reproduce the paper.
     """
 
     clip_low: float = 0.2
-    """Distance of the lower bound from 1, in (0, 1)."""
+    """Distance of the lower bound of the ratio from 1; the PPO paper uses 0.2."""
     clip_high: float = 0.2
-    """Distance of the upper bound from 1, > 0; DAPO: 0.28."""
+    """Distance of the upper bound of the ratio from 1; DAPO uses 0.28."""
     dual_clip: float | None = None
-    """Bound c of the loss where A < 0, > 1; off unless given, verl: 3.0."""
+    """Upper bound of the loss in units of |A| where A < 0; omitted: off; verl uses 3.0."""
     ratio_cap: float | None = None
-    """Cap of the unclipped ratio, > 1 + clip_high; off unless given."""
+    """Upper bound of the unclipped ratio, > 1 + clip_high; omitted: off."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio before exp, nats, > 0; a token beyond it moves nothing."""
+    """Bound of the log-ratio before exp, nats; tokens beyond it get no gradient."""
     positive_nll: float = 0.0
-    """Coefficient of -l on rows of positive reward, >= 0; VAPO: 0.1."""
+    """Coefficient of the negative log-likelihood on rows with reward > 0; VAPO uses 0.1."""
 
     def __post_init__(self) -> None:
         check_range(self, "clip_low", "(0, 1)")

@@ -1,4 +1,4 @@
-"""Process reward model: binary cross-entropy at the ends of steps."""
+"""Binary cross-entropy of a process reward model at the ends of steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @register("loss", "process_bce")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessBCE:
-    """Returns ``softplus(v) - y v``, [B, L]: cross-entropy of sig(v) with the step label y = token_reward.
+    """Binary cross-entropy between sig(v) and the step label, ``softplus(v) - y v``, per token, [B, L].
 
-    loss_mask selects the step ends. Labels lie in [0, 1]; soft ones (Monte-Carlo success fractions) are
-    allowed. Masked places get 0.
+    v is policy.value, y the batch key token_reward. loss_mask selects the ends of steps. Labels lie in
+    [0, 1]; soft labels (Monte-Carlo success rates) are allowed. Masked positions get 0.
     Metrics: accuracy ([v > 0] = [y > 1/2]).
 
     Source: Let's verify step by step 2305.20050; soft labels: Math-Shepherd 2312.08935.
@@ -37,5 +37,5 @@ class ProcessBCE:
         mask = batch["loss_mask"]
         value, label = where0(mask, policy.value), where0(mask, batch["token_reward"])
         loss = where0(mask, torch.nn.functional.softplus(value) - label * value)
-        right = mask & ((value > 0) == (label > 0.5))
-        return TokenLoss(loss, {"accuracy": right.float()})
+        correct = mask & ((value > 0) == (label > 0.5))
+        return TokenLoss(loss, {"accuracy": correct.float()})

@@ -1,4 +1,4 @@
-"""Plain policy gradient."""
+"""REINFORCE: the plain policy gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @register("loss", "reinforce")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinforce:
-    """Returns ``-A l``, [B, L]. No ratio: it is right on samples of the very policy. Masked places get 0.
+    """Policy gradient without importance ratio, ``-A l``, per token, [B, L].
+
+    It is unbiased only for samples of the current policy. Masked positions get 0.
 
     Source: Williams 1992; also the loss of GPG 2504.02546 and ReMax 2310.10505.
     """

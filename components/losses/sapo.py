@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimisation: a sigmoid gate where PPO clips."""
+"""SAPO: soft adaptive policy optimisation, a sigmoid gate in place of PPO's clip."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 @register("loss", "sapo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SAPO:
-    """Returns the softly gated surrogate, [B, L].
+    """Surrogate with a sigmoid gate on the ratio in place of the clip, per token, [B, L].
 
         loss = -(4 / tau) sig(tau (rho - 1)) A,  tau = tau_positive where A > 0, else tau_negative
 
-    with rho = exp(clip(l - l_old, -c, c)), c = log_ratio_clamp. At rho = 1 its gradient is that of
-    REINFORCE, -A; away from 1 it decays smoothly. Masked places get 0. Metrics: approx_kl.
+    rho = exp(clip(l - l_old, -c, c)), c = log_ratio_clamp. At rho = 1 the gradient is that of REINFORCE,
+    -A; it decays smoothly away from 1. Masked positions get 0. Metrics: approx_kl.
 
     Source: SAPO 2511.20347.
     """
 
     tau_positive: float = 1.0
-    """Steepness of the gate where A > 0, > 0."""
+    """Steepness of the gate where A > 0."""
     tau_negative: float = 1.05
-    """Steepness of the gate where A <= 0, > 0."""
+    """Steepness of the gate where A <= 0."""
     log_ratio_clamp: float = LOG_RATIO_CLAMP
-    """Bound of the log-ratio before exp, nats, > 0."""
+    """Bound of the log-ratio before exp, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
 

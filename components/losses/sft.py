@@ -1,4 +1,4 @@
-"""Supervised fine-tuning."""
+"""Supervised fine-tuning loss."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @register("loss", "sft")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFT:
-    """Returns ``-l``, [B, L]: the negative log-likelihood of the labels, nats.
+    """Negative log-likelihood of the labels, ``-l``, in nats per token, [B, L].
 
-    The mask excludes the prompt; position t scores labels[t], so there is no second shift. Masked places
-    get 0.
+    loss_mask excludes the prompt; position t scores labels[t], so labels need no further shift. Masked
+    positions get 0.
 
     Source: maximum likelihood.
     """

@@ -1,4 +1,4 @@
-"""Simple preference optimisation: length-normalised log-probs, a margin, no reference."""
+"""SimPO: simple preference optimisation on length-normalised log-probs with a target margin."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ EXPONENT_CLAMP = 80.0
 @register("loss", "simpo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimPO:
-    """Returns the sigmoid loss of the length-normalised margin, [B, 1].
+    """Sigmoid loss of the length-normalised margin, per pair, [B, 1].
 
         h    = beta (u(pc/nc) - u(pr/nr)) - gamma
         u(x) = x,  or (1 - exp(-alpha x)) / alpha where alpha > 0
         loss = -(1 - e) log sig(h) - e log sig(-h),  e = label_smoothing
 
-    pc/nc and pr/nr are the mean log-probs of the chosen (2i) and the rejected row (2i + 1) over their
-    trainable tokens. gamma is neither divided nor multiplied by beta (the paper's gamma/beta ratio is .25
-    at these defaults). Both rows carry the loss of their pair; a pair with an empty side gets 0. The
-    exponent is clamped at 80.
+    No reference policy is needed. pc/nc and pr/nr are the mean log-probs of the chosen (2i) and the
+    rejected row (2i + 1) over their loss tokens. gamma is the target margin itself; the paper states the
+    ratio gamma/beta, 0.25 at these defaults. Both rows carry the loss of their pair; a pair with an empty
+    side gets 0. The exponent is clamped at 80.
     Metrics: accuracy (u(pc/nc) > u(pr/nr)), margin = h, [B, 1].
 
     Source: SimPO 2405.14734; AlphaPO 2501.03884 (alpha).
     """
 
     beta: float = 2.0
-    """Scale of the margin, > 0."""
+    """Scale of the margin."""
     gamma: float = 0.5
-    """Target margin, >= 0."""
+    """Target margin."""
     alpha: float = 0.0
-    """Shape of AlphaPO's reward, >= 0; 0 is SimPO."""
+    """Shape of AlphaPO's reward; 0 is SimPO."""
     label_smoothing: float = 0.0
-    """Probability that a label is wrong, in [0, 0.5)."""
+    """Probability that a label is wrong."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
 
@@ -59,7 +59,7 @@ class SimPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = valid_pairs(mask)
+        valid = valid_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         if self.alpha:
             mean = one_minus_exp((-self.alpha * mean).clamp(max=EXPONENT_CLAMP)) / self.alpha
@@ -67,4 +67,4 @@ class SimPO:
         logit = self.beta * (chosen - rejected) - self.gamma
         loss = smoothed_sigmoid_loss(logit, self.label_smoothing)
         metrics = {"accuracy": (chosen > rejected).float(), "margin": logit.detach()}
-        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

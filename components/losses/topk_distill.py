@@ -1,4 +1,4 @@
-"""Distillation on the teacher's top-K candidates: forward, reverse or generalised Jensen-Shannon."""
+"""Distillation on the teacher's top-K tokens by forward KL, reverse KL or Jensen-Shannon divergence."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
 @register("loss", "topk_distill")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopKDistill:
-    """Returns a divergence between teacher T and student S on K candidate tokens, [B, L].
+    """Divergence between teacher T and student S on the K candidate tokens, per token, [B, L].
 
         forward: KL(T || S)
         reverse: KL(S || T)
         jsd:     beta KL(T || M) + (1 - beta) KL(S || M),  M = beta T + (1 - beta) S
         tail:    bucket       append max(1 - sum, 1e-6) to T and to S
                  renormalize  divide each by its sum
-                 ignore       as they are; exact when K = V
+                 ignore       no change; exact when K = V
 
-    T = exp(batch candidate_logprob), S = exp(policy.candidate_logprob), both of batch candidate_ids (which
-    the head reads, not this loss). "bucket" is a true divergence of a coarser partition: never negative, 0
-    iff equal. beta 0 and 1 are refused: jsd tends to 0 there while its scaled limits are forward and
-    reverse, so name those. No gradient reaches the teacher. Masked places get 0. Metrics: candidate_mass,
-    the student's summed probability of the K.
+    T = exp(batch candidate_logprob) and S = exp(policy.candidate_logprob), both at batch candidate_ids,
+    which the head reads, not this loss. "bucket" is a true divergence of a coarser partition: never
+    negative, and 0 only where the two are equal. beta must lie strictly between 0 and 1, because jsd tends
+    to 0 at both ends; use forward or reverse there. No gradient reaches the teacher. Masked positions get
+    0.
+    Metrics: candidate_mass, the student's total probability of the K tokens.
 
     Source: GKD 2306.13649.
     """
 
     direction: Literal["forward", "reverse", "jsd"] = "forward"
-    """Which divergence."""
+    """Divergence to minimise."""
     beta: float = 0.5
-    """Teacher's share of the mixture, in (0, 1); read by jsd only."""
+    """Weight of the teacher in the mixture; used by jsd only."""
     tail: Literal["bucket", "renormalize", "ignore"] = "bucket"
-    """What becomes of the probability outside the K candidates."""
+    """Treatment of the probability outside the K candidates."""
     in_keys: ClassVar[tuple[str, ...]] = ("candidate_ids", "candidate_logprob")
     needs: ClassVar[tuple[str, ...]] = ("candidate_logprob",)
 

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 @register("loss", "value")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Returns the clipped regression of the critic on the returns, [B, L].
+    """Clipped regression of the critic on the returns, per token, [B, L].
 
         v_c  = V + clip(v - V, -clip, clip)
         loss = max( f(v - R), f(v_c - R) ),  f(e) = e^2 / 2, or delta (|e| - delta/2) beyond delta for huber
 
-    v is the critic now, V its value before the update (batch key `value`), R the returns. It is the maximum
-    of both branches, the band lies around the old value, and f has the 1/2. Inside the band the gradient is
-    f'(v - R); where the clipped branch is strictly larger, 0. Masked places get 0.
+    v is the critic's current output, V its value before the update (batch key `value`), R the returns.
+    The clip range is centred on the old value. Within it the gradient is f'(v - R); where the clipped
+    branch is strictly larger, it is 0. The sampling temperature does not affect values. Masked positions
+    get 0.
     Metrics: clip_fraction (`|v - V| > clip` and the clipped branch is strictly larger).
 
-    Source: the PPO reference implementation (openai/baselines); huber: AReaL. Value outputs know no
-    temperature.
+    Source: the PPO reference implementation (openai/baselines); huber: AReaL.
     """
 
     clip: float = 0.2
-    """Band around the old value, > 0; inf switches it off."""
+    """Half-width of the clip range around the old value; inf: no clipping."""
     loss: Literal["squared", "huber"] = "squared"
     """Shape of f."""
     delta: float = 10.0
-    """Where huber turns linear, > 0; read by huber only."""
+    """Error at which huber becomes linear; used by huber only."""
     in_keys: ClassVar[tuple[str, ...]] = ("value", "returns")
     needs: ClassVar[tuple[str, ...]] = ("value",)
 
@@ -53,12 +53,14 @@ class Value:
         mask = batch["loss_mask"]
         value, old_value = where0(mask, policy.value), where0(mask, batch["value"])
         returns = where0(mask, batch["returns"])
-        moved = value - old_value
-        plain = self._penalty(value - returns)
-        clipped = self._penalty(old_value + moved.clamp(-self.clip, self.clip) - returns)
-        larger = clipped > plain
-        outside = moved.detach().abs() > self.clip
-        return TokenLoss(torch.where(larger, clipped, plain), {"clip_fraction": (outside & larger).float()})
+        change = value - old_value
+        unclipped = self._penalty(value - returns)
+        clipped = self._penalty(old_value + change.clamp(-self.clip, self.clip) - returns)
+        larger = clipped > unclipped
+        outside = change.detach().abs() > self.clip
+        return TokenLoss(
+            torch.where(larger, clipped, unclipped), {"clip_fraction": (outside & larger).float()}
+        )
 
     def _penalty(self, error: torch.Tensor) -> torch.Tensor:
         squared = error.square() / 2

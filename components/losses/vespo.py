@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the sequence ratio, fading at both ends."""
+"""VESPO: policy gradient under a smooth weight of the sequence ratio."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ LOG_WEIGHT = (math.log(1e-8), 20.0)
 @register("loss", "vespo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VESPO:
-    """Returns the policy gradient under a shaped sequence weight, [B, L].
+    """Policy gradient under a smooth weight of the sequence ratio, per token, [B, L].
 
         s    = clip( sum_t m clip(l - l_old, -20, 20), log 1e-8, 20 ),  w = exp(s)
         phi  = exp(lambda + k s - lambda w),  the positive pair where A >= 0, else the negative one
         loss = -sg(phi) A l
 
-    phi is 1 at w = 1 and falls to 0 at both ends. Masked places get 0. Metrics: approx_kl = exp(d) - 1 - d
-    per token.
+    phi is 1 at w = 1 and falls to 0 for small and for large w. Masked positions get 0.
+    Metrics: approx_kl = exp(d) - 1 - d per token.
 
     Source: VESPO 2602.10693 (variational sequence-level soft policy optimisation).
     """
 
     k_positive: float = 2.0
-    """Power of w where A >= 0, > 0."""
+    """Exponent k of w where A >= 0."""
     lambda_positive: float = 3.0
-    """Decay in w where A >= 0, > 0."""
+    """Decay rate lambda in w where A >= 0."""
     k_negative: float = 3.0
-    """Power of w where A < 0, > 0."""
+    """Exponent k of w where A < 0."""
     lambda_negative: float = 2.0
-    """Decay in w where A < 0, > 0."""
+    """Decay rate lambda in w where A < 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
 
     def __post_init__(self) -> None:

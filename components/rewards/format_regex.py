@@ -1,4 +1,4 @@
-"""Whether the whole answer has a given form."""
+"""Format reward: a regular expression that the whole response must match."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["FormatRegex"]
 @register("reward", "format_regex")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatRegex:
-    """Returns `score` iff the whole response matches the pattern, else `miss`.
+    """Format reward for responses that match a regular expression as a whole.
 
-    By re.fullmatch; dots match newlines too.
+    Returns `score` if re.fullmatch succeeds, else `miss`; dots also match newlines.
     """
 
     pattern: str
-    """Python regular expression; beware of nested repetitions, which take exponential time."""
+    """Python regular expression; nested repetitions can take exponential time."""
     score: float = 1.0
-    """Value of a response that matches."""
+    """Reward of a matching response."""
     miss: float = 0.0
-    """Value of any other."""
+    """Reward of any other response."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"),)
 
     def __post_init__(self) -> None:

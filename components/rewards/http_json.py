@@ -1,4 +1,4 @@
-"""Questions to HTTP servers as JSON, asked again, ever later, while there is hope."""
+"""JSON requests to HTTP servers, with retries and exponential backoff."""
 
 from __future__ import annotations
 
@@ -10,101 +10,109 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titanrl.errors import TrainingError
 
-# urllib and its ssl cost every command a part of its start; few runs ask a server.
+# Importing urllib and ssl would slow the start of every command; few runs use a server.
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector, Request
 
-__all__ = ["LateAnswer", "ask"]
+__all__ = ["ServerTimeout", "request_json"]
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 8.0
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that may be gone at the next try."""
-SHOWN_BYTES = 500
-"""How much of a refusal is read and shown."""
-
-
-class LateAnswer(TrainingError):
-    """A server took longer than the deadline."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 8.0
+RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses that are retried."""
+MAX_ERROR_BYTES = 500
+"""Number of bytes of an error reply to read."""
 
 
-def ask(
+class ServerTimeout(TrainingError):
+    """Raised when a server does not reply within the timeout."""
+
+
+def request_json(
     url: str,
-    body: Any = None,
+    payload: Any = None,
     *,
     timeout_seconds: float,
     retries: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Returns the JSON that a server answers: to a GET, or to a POST of ``body``.
+    """Sends a GET request, or a POST request with ``payload``, and returns the JSON reply.
 
-    Where there is no connection, or a status that may pass (429, 503, ...), it waits 0.25 s, then twice as
-    long each time, up to 8 s, and asks again.
+    Without a connection, or on a status that may be temporary (429, 503, ...), it retries after 0.25 s,
+    then doubles the pause each time, up to 8 s.
 
     Args:
-        timeout_seconds: for everything, pauses included. retries: questions after the first; None: as many
-            as fit into the deadline. headers: further ones.
+        url: address of the server's resource.
+        payload: value to send as JSON; None sends a GET request.
+        timeout_seconds: limit for all attempts and pauses together.
+        retries: attempts after the first; None: as many as the timeout allows.
+        headers: additional HTTP headers.
 
     Raises:
-        LateAnswer: the server is there but slower than the deadline.
-        TrainingError: it cannot be reached, refuses the question, or answers no JSON; names the url.
+        ServerTimeout: the server accepts the connection but exceeds the timeout.
+        TrainingError: the server cannot be reached, rejects the request, or does not return JSON;
+            the message names the url.
     """
     from http.client import HTTPException
     from urllib.request import Request
 
-    data = None if body is None else json.dumps(body).encode()
+    data = None if payload is None else json.dumps(payload).encode()
     all_headers = {"Content-Type": "application/json", **(headers or {})}
-    end, pause, asked = time.monotonic() + timeout_seconds, FIRST_PAUSE_SECONDS, 0
+    end, pause, attempts = time.monotonic() + timeout_seconds, FIRST_PAUSE_SECONDS, 0
     while True:
-        left = end - time.monotonic()
+        remaining = end - time.monotonic()
         try:
-            answer = _answer(Request(url, data, all_headers), max(left, 0.001))
-            if 200 <= answer.status < 300:
-                return json.loads(answer.content)
-            said = answer.content.decode("utf-8", "replace")
-            why, may_pass = f"answers {answer.status} {answer.reason}: {said}", answer.status in PASSING
+            reply = _send(Request(url, data, all_headers), max(remaining, 0.001))
+            if 200 <= reply.status < 300:
+                return json.loads(reply.content)
+            text = reply.content.decode("utf-8", "replace")
+            problem = f"replied {reply.status} {reply.reason}: {text}"
+            can_retry = reply.status in RETRIED_STATUSES
         except TimeoutError:
-            raise LateAnswer(_message(url, f"gave no answer within {timeout_seconds:g} s")) from None
+            raise ServerTimeout(_message(url, f"did not reply within {timeout_seconds:g} s")) from None
         except (OSError, HTTPException) as error:
             if isinstance(reason := getattr(error, "reason", None), TimeoutError):
-                raise LateAnswer(_message(url, f"gave no answer within {timeout_seconds:g} s")) from reason
-            why, may_pass = f"cannot be reached: {reason or error!r}", True
+                raise ServerTimeout(_message(url, f"did not reply within {timeout_seconds:g} s")) from reason
+            problem, can_retry = f"cannot be reached: {reason or error!r}", True
         except ValueError as error:
-            why, may_pass = f"answers no JSON: {error}", False
-        asked += 1
+            problem, can_retry = f"did not return JSON: {error}", False
+        attempts += 1
         pause_end = time.monotonic() + pause
-        if not may_pass or pause_end >= end or (retries is not None and asked > retries):
-            raise TrainingError(_message(url, f"{why} (asked {asked} times)"))
+        if not can_retry or pause_end >= end or (retries is not None and attempts > retries):
+            raise TrainingError(_message(url, f"{problem} (attempts: {attempts})"))
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-class Answer(NamedTuple):
-    """What a server said."""
+class HTTPReply(NamedTuple):
+    """Reply of a server."""
 
     status: int
     reason: str
     content: bytes
-    """Of a refusal the first bytes only."""
+    """Body of the reply; of an error, the first bytes only."""
 
 
-def _answer(request: Request, seconds: float) -> Answer:
+def _send(request: Request, seconds: float) -> HTTPReply:
+    """Sends one request; an HTTP error status is a reply, not an exception."""
     from urllib.error import HTTPError
 
     try:
         with _opener().open(request, timeout=seconds) as response:
-            return Answer(response.status, response.reason, response.read())
+            return HTTPReply(response.status, response.reason, response.read())
     except HTTPError as error:
         with error:
-            return Answer(error.code, error.reason, error.read(SHOWN_BYTES))
+            return HTTPReply(error.code, error.reason, error.read(MAX_ERROR_BYTES))
 
 
 @cache
 def _opener() -> OpenerDirector:
-    """No proxy: servers of rewards are the cluster's own, and what is asked is not for others."""
+    """Returns an opener without proxy: reward servers belong to the cluster, and requests must not leave
+    it.
+    """
     from urllib.request import ProxyHandler, build_opener
 
     return build_opener(ProxyHandler({}))
 
 
-def _message(url: str, why: str) -> str:
-    return f"{url} {why}; see that the server runs and is not overloaded, or raise timeout_seconds."
+def _message(url: str, problem: str) -> str:
+    return f"{url} {problem}; check that the server is running and not overloaded, or raise timeout_seconds."

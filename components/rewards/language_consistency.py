@@ -1,4 +1,4 @@
-"""How much of the answer is written in the script of the wanted language."""
+"""Language consistency: fraction of the response written in the script of a given language."""
 
 from __future__ import annotations
 
@@ -36,36 +36,39 @@ CODE = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$]*\$|\\[A-Za-z]+", re.DOTALL)
 @register("reward", "language_consistency")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageConsistency:
-    r"""Returns the share of letters (Unicode categories L) in the language's script; no letters: 1.
+    r"""Fraction of the response's letters that belong to the script of a language; 1 for a response without
+    letters.
 
-    A letter's script is the first word of its Unicode name; `ja` accepts CJK, HIRAGANA and KATAKANA.
-    strip_code first removes fenced blocks, `$...$`, `$$...$$` and `\commands`.
+    Letters are the characters of the Unicode categories L. A letter's script is the first word of its
+    Unicode name; `ja` accepts CJK, HIRAGANA and KATAKANA. strip_code first removes fenced blocks, `$...$`,
+    `$$...$$` and `\commands`.
 
-    Source: language consistency reward, arXiv 2501.12948 section 2.3.2. Deviation: letters, not words.
+    Source: language consistency reward, arXiv 2501.12948 section 2.3.2. Deviation: letters instead of
+    words.
     """
 
     language: Literal[
         "en", "fr", "de", "es", "it", "pt", "zh", "ja", "ko", "ru", "ar", "hi", "el", "he", "th"
     ]
-    """ISO 639-1 code; languages of one script are not told apart."""
+    """ISO 639-1 code; languages that share a script are not distinguished."""
     strip_code: bool = True
-    """Whether code and formulas are left out."""
+    """Ignore code and formulas."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"),)
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1]."""
-        return torch.tensor([self._share(text) for text in texts(batch, "response")], dtype=torch.float32)
+        return torch.tensor([self._fraction(text) for text in texts(batch, "response")], dtype=torch.float32)
 
-    def _share(self, text: str) -> float:
+    def _fraction(self, text: str) -> float:
         counts = Counter(CODE.sub(" ", text) if self.strip_code else text)
         letters = {char: n for char, n in counts.items() if unicodedata.category(char).startswith("L")}
         total = sum(letters.values())
         if total == 0:
             return 1.0
         scripts = SCRIPTS[self.language]
-        return sum(n for char, n in letters.items() if script(char) in scripts) / total
+        return sum(n for char, n in letters.items() if unicode_script(char) in scripts) / total
 
 
-def script(char: str) -> str:
-    """Returns the first word of the letter's Unicode name; empty for the nameless."""
+def unicode_script(char: str) -> str:
+    """Returns the first word of a letter's Unicode name; empty if it has none."""
     return unicodedata.name(char, "").partition(" ")[0]

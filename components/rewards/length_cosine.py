@@ -1,4 +1,4 @@
-"""Length shaping: right answers better when short, wrong ones less bad when long."""
+"""Cosine length reward: favours short correct responses and long incorrect ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["LengthCosine"]
 @register("reward", "length_cosine")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCosine:
-    """Returns more for a short right answer than for a long one, and less for a short wrong one.
+    """Cosine length reward: short correct responses score higher, short incorrect ones lower.
 
-        f      = (1 + cos(pi min(T / max_length, 1))) / 2,  T = number of trainable tokens
+        f      = (1 + cos(pi min(T / max_length, 1))) / 2,  T = number of loss tokens
         reward = min_correct + (max_correct - min_correct) f   where the named reward is > 0.5
                  max_wrong + (min_wrong - max_wrong) f         elsewhere
 
@@ -32,17 +32,17 @@ class LengthCosine:
     """
 
     max_length: int
-    """Length at which the curve ends, tokens, >= 1."""
+    """Length at which the curve ends, tokens."""
     correct: str
-    """Label of the reward that says whether the answer is right."""
+    """Label of the reward that decides whether the response is correct (> 0.5)."""
     min_wrong: float = -1.0
-    """Value of the shortest wrong answer."""
+    """Reward of the shortest incorrect response."""
     max_wrong: float = -0.5
-    """Value of the longest wrong answer."""
+    """Reward of the longest incorrect response."""
     min_correct: float = 0.5
-    """Value of the longest right answer."""
+    """Reward of the longest correct response."""
     max_correct: float = 1.0
-    """Value of the shortest right answer."""
+    """Reward of the shortest correct response."""
 
     @property
     def in_keys(self) -> tuple[tuple[str, ...], ...]:
@@ -57,6 +57,6 @@ class LengthCosine:
         """Returns [n] float32."""
         length = batch["loss_mask"].sum(1).float()
         curve = (1 + torch.cos(math.pi * (length / self.max_length).clamp(max=1))) / 2
-        right = self.min_correct + (self.max_correct - self.min_correct) * curve
+        correct = self.min_correct + (self.max_correct - self.min_correct) * curve
         wrong = self.max_wrong + (self.min_wrong - self.max_wrong) * curve
-        return torch.where(batch["rewards", self.correct] > 0.5, right, wrong)
+        return torch.where(batch["rewards", self.correct] > 0.5, correct, wrong)

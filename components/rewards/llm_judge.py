@@ -1,4 +1,4 @@
-"""The rating of another language model, asked over an OpenAI-compatible server."""
+"""LLM as a judge: the rating of a language model behind an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from titanrl.components.rewards.http_json import LateAnswer, ask
+from titanrl.components.rewards.http_json import ServerTimeout, request_json
 from titanrl.components.rewards.text import last_number, texts
 from titanrl.errors import TrainingError, check_range
 from titanrl.ops.scores import filled
@@ -37,10 +37,13 @@ FIELDS = ("prompt", "response", "answer")
 @register("reward", "llm_judge")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMJudge:
-    """Returns ``(x - low) / (high - low)``, x the last number in what a language model says of the answer.
+    """Rating of the response by a language model, scaled to [0, 1].
 
-    Every answer is a request of its own, at temperature 0. A reply without a number within the scale, or a
-    late one, is a failure; a server that cannot be reached or refuses the request ends the run.
+        reward = (x - low) / (high - low),  x the last number in the model's reply
+
+    Each response is rated by one request, at temperature 0. If the reply has no number within the scale or
+    exceeds the timeout, the rating has failed and `failure` is the score. A server that cannot be reached
+    or rejects the request stops the run.
 
     Source: MT-bench, arXiv 2306.05685 section 3.1 (single answer grading).
     """
@@ -48,27 +51,30 @@ class LLMJudge:
     endpoint: str
     """Address of an OpenAI-compatible server, such as `http://node7:8000/v1`."""
     model: str
-    """Name of the judge at that server."""
+    """Name of the model on that server."""
     template: str = TEMPLATE
-    """What it is asked; {prompt}, {response} and {answer} stand for the row's texts, {response} is needed."""
+    """Prompt of the rating; {prompt}, {response} and {answer} stand for the row's texts, {response} is
+    required."""
     scale: tuple[float, float] = (1.0, 10.0)
-    """Ratings that give 0 and 1, low < high."""
+    """Ratings that map to 0 and 1; the first must be < the second."""
     timeout_seconds: float = 60.0
-    """Longest wait for the rating of one answer, with all tries, seconds, > 0."""
+    """Time limit per response, all attempts included, seconds."""
     retries: int = 3
-    """Tries after a failed one (no connection, or a status such as 429 or 503), >= 0."""
+    """Attempts after a failed one (no connection, or a status such as 429 or 503)."""
     concurrency: int = 16
-    """Answers that are rated side by side, >= 1."""
+    """Number of concurrent requests."""
     failure: float = 0.0
-    """Score of an answer whose rating failed."""
+    """Score of a response whose rating failed."""
     key_file: str | None = None
-    """File that holds the server's API key; omitted: none is sent."""
+    """File with the server's API key; omitted: no key is sent."""
 
     def __post_init__(self) -> None:
         if not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"endpoint must begin with http:// or https://, got {self.endpoint!r}.")
         if "{response}" not in self.template:
-            raise ValueError("template must hold {response}, or every answer would get one rating.")
+            raise ValueError(
+                "template must contain {response}; otherwise every response gets the same rating."
+            )
         if not self.scale[0] < self.scale[1]:
             raise ValueError(f"scale must be [low, high] with low < high, got {list(self.scale)}.")
         check_range(self, "timeout_seconds", "(0, inf)")
@@ -85,10 +91,10 @@ class LLMJudge:
         return filled(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
-        """Returns one score a row, or why the rating is none.
+        """Returns the score of each row, or the reason why its rating failed.
 
         Raises:
-            TrainingError: the server cannot be reached or refuses the request.
+            TrainingError: the server cannot be reached or rejects the request.
         """
         columns = [texts(batch, name) for name in FIELDS]
         rows = [dict(zip(FIELDS, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -99,23 +105,27 @@ class LLMJudge:
             return list(pool.map(lambda row: self._score(row, headers), rows))
 
     def _score(self, row: dict[str, str], headers: dict[str, str]) -> float | str:
-        # In one pass: a text may itself hold {answer}.
-        asked = re.sub(r"\{(prompt|response|answer)\}", lambda match: row[match[1]], self.template)
+        # One pass, because a text may itself contain {answer}.
+        text = re.sub(r"\{(prompt|response|answer)\}", lambda match: row[match[1]], self.template)
         # JSON has no lone surrogates.
-        content = asked.encode("utf-8", "replace").decode()
-        body = {"model": self.model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+        content = text.encode("utf-8", "replace").decode()
+        payload = {"model": self.model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
         url = f"{self.endpoint.rstrip('/')}/chat/completions"
         try:
-            reply = ask(
-                url, body, timeout_seconds=self.timeout_seconds, retries=self.retries, headers=headers
+            reply = request_json(
+                url, payload, timeout_seconds=self.timeout_seconds, retries=self.retries, headers=headers
             )
-        except LateAnswer as error:
+        except ServerTimeout as error:
             return str(error)
         try:
-            said = str(reply["choices"][0]["message"]["content"])
+            rating_text = str(reply["choices"][0]["message"]["content"])
         except (TypeError, KeyError, IndexError):
-            raise TrainingError(f"{url} gives no chat completion, got {str(reply)[:200]!r}.") from None
-        (low, high), rating = self.scale, last_number(said)
+            raise TrainingError(
+                f"{url} did not return a chat completion, got {str(reply)[:200]!r}."
+            ) from None
+        (low, high), rating = self.scale, last_number(rating_text)
         if rating is None or not low <= rating <= high:
-            return f"the judge gave no rating in [{low:g}, {high:g}], it said {said[-100:]!r}"
+            return (
+                f"the model gave no rating in [{low:g}, {high:g}], its reply ends with {rating_text[-100:]!r}"
+            )
         return (rating - low) / (high - low)

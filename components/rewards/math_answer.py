@@ -1,4 +1,4 @@
-"""Whether the answer is mathematically the reference, by symbolic algebra under a deadline."""
+"""Mathematical equivalence of the response with the reference answer, by symbolic algebra with a timeout."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ __all__ = ["MathAnswer", "grade"]
 @register("reward", "math_answer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MathAnswer:
-    r"""Returns 1 iff math-verify finds the response equivalent to the answer, else 0.
+    r"""Mathematical equivalence of response and reference answer by math-verify: 1 if equivalent, else 0.
 
-    The response's last balanced ``\boxed{...}`` is graded; without one, what math-verify extracts from the
-    text. The answer is read by the same rules; without a dollar sign or a box it is taken as a formula.
-    Equivalence is asked in both directions, so it doesn't depend on which side is the reference. Unparsable
-    texts equal nothing, not even each other. math-verify's own timeouts need the main thread's signals: they
-    are off, the deadline is the pool's.
+    The response's last balanced ``\boxed{...}`` is graded; without one, the value that math-verify extracts
+    from the text. The reference answer is parsed by the same rules; without a dollar sign or a box it is
+    parsed as a formula. Equivalence is tested in both directions, so the result does not depend on which
+    side is the reference. Texts that cannot be parsed are equivalent to nothing, not even to each other.
+    math-verify's own timeouts need the main thread's signals, so they are disabled; the worker pool
+    enforces the timeout.
 
     Source: math-verify 0.9.
     """
 
     timeout_seconds: float = 5.0
-    """Time limit of one answer, seconds, > 0; a late one scores `failure`."""
+    """Time limit per response, seconds; a response that exceeds it scores `failure`."""
     failure: float = 0.0
-    """Score of an answer on which grading failed or was late."""
+    """Score of a response whose grading failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class MathAnswer:
         return filled(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
-        """Returns one score a row, or why grading failed or was late."""
+        """Returns the score of each row, or the reason why grading failed or timed out."""
         pairs = list(zip(texts(batch, "response"), texts(batch, "answer"), strict=True))
         outcomes = map_with_timeout(
             grade, pairs, timeout_seconds=self.timeout_seconds, imports=("math_verify", "sympy.solvers")
@@ -57,19 +58,21 @@ class MathAnswer:
         return [outcome.score for outcome in outcomes]
 
 
-def grade(response: str, answer: str) -> float:
-    """Returns 1 iff response and answer are equivalent; runs in a worker, may take forever."""
+def grade(response: str, reference: str) -> float:
+    """Returns 1 if response and reference answer are equivalent, else 0; runs in a worker, without a time
+    limit.
+    """
     from math_verify import verify
 
-    wanted = _parse(answer if "$" in answer or last_boxed(answer) is not None else f"${answer}$")
-    found = _parse(response)
-    if not wanted or not found:
+    has_math = "$" in reference or last_boxed(reference) is not None
+    expected = _parse(reference if has_math else f"${reference}$")
+    parsed = _parse(response)
+    if not expected or not parsed:
         return 0.0
-    # A comparison that can't be decided raises; that is no equivalence, and the other direction may still
-    # decide.
+    # An undecidable comparison raises; it counts as not equivalent, and the other direction may succeed.
     return float(
-        verify(wanted, found, timeout_seconds=None, raise_on_error=False)
-        or verify(found, wanted, timeout_seconds=None, raise_on_error=False)
+        verify(expected, parsed, timeout_seconds=None, raise_on_error=False)
+        or verify(parsed, expected, timeout_seconds=None, raise_on_error=False)
     )
 
 
@@ -78,12 +81,12 @@ def _parse(text: str) -> list[Any]:
 
     boxed = last_boxed(text)
     if boxed is not None:
-        # Inside a box all is formula; the plain reader would take single numbers out of what LaTeX can't
-        # read.
+        # The content of a box is a formula; the plain-text parser would extract single numbers from text
+        # that is not valid LaTeX.
         text, targets = f"${' '.join(boxed.replace('$', ' ').split())}$", [LatexExtractionConfig()]
     else:
         targets = [LatexExtractionConfig(), ExprExtractionConfig()]
-    found: list[Any] = parse(
+    expressions: list[Any] = parse(
         text, extraction_config=targets, fallback_mode="no_fallback", parsing_timeout=None
     )
-    return found
+    return expressions

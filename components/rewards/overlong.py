@@ -1,4 +1,4 @@
-"""A penalty that grows over the last tokens before the length limit."""
+"""Soft overlong punishment: a penalty that grows over the last tokens before the length limit."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["Overlong"]
 @register("reward", "overlong")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlong:
-    """Returns a penalty that grows over the last tokens before the limit: from 0 to -factor.
+    """Soft overlong punishment: falls from 0 to -factor over the last tokens before the length limit.
 
-        reward = -factor clip((T_i - (max_length - buffer)) / buffer, 0, 1),  T_i = number of trainable tokens
+        reward = -factor clip((T_i - (max_length - buffer)) / buffer, 0, 1),  T_i = number of loss tokens
 
     Source: soft overlong punishment, DAPO, arXiv 2503.14476 eq. 13. Deviation: `factor`, and the penalty
     stays at -factor beyond max_length.
     """
 
     max_length: int
-    """Response limit, tokens, >= buffer."""
+    """Response limit, tokens."""
     buffer: int
-    """Last tokens before the limit, over which the penalty grows, > 0."""
+    """Number of tokens before the limit over which the penalty grows, <= max_length."""
     factor: float = 1.0
-    """Largest penalty, >= 0."""
+    """Largest penalty."""
     in_keys: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -43,5 +43,5 @@ class Overlong:
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [-factor, 0]."""
         length = batch["loss_mask"].sum(1).float()
-        over: torch.Tensor = (length - (self.max_length - self.buffer)) / self.buffer
-        return -self.factor * over.clamp(0, 1)
+        excess: torch.Tensor = (length - (self.max_length - self.buffer)) / self.buffer
+        return -self.factor * excess.clamp(0, 1)

@@ -1,4 +1,4 @@
-"""The task's own scorer of reasoning-gym, on what is extracted from the answer."""
+"""Score of a reasoning-gym task's own verifier on the answer extracted from the response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["ReasoningGym", "extracted", "grade"]
+__all__ = ["ReasoningGym", "extract_answer", "grade"]
 
 Extract = Literal["auto", "answer_tag", "boxed", "number", "last_line", "whole"]
 
@@ -26,14 +26,15 @@ Extract = Literal["auto", "answer_tag", "boxed", "number", "last_line", "whole"]
 @register("reward", "reasoning_gym")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningGym:
-    r"""Returns the task's score of the extracted answer, clipped to [0, 1]; nothing extracted: 0.
+    r"""Score of the reasoning-gym task's own verifier, clipped to [0, 1]; 0 if no answer can be extracted.
 
-    auto extracts the last `<answer>...</answer>`, else the last balanced ``\boxed{...}``, else all; the other
-    choices take just one form. number, the last number of the response, suits arithmetic tasks and models too
-    weak for tags: many scorers give part of the score when the right answer is only contained in the text.
+    `extract` selects the part of the response to score. auto takes the last `<answer>...</answer>`, else
+    the last balanced ``\boxed{...}``, else the entire response; the other choices accept only one form.
+    number, the last number of the response, suits arithmetic tasks and models that are too weak for tags,
+    because many verifiers give partial credit to a text that merely contains the correct answer.
 
-    The batch key ("text", "answer") holds the task's entry as the source `reasoning_gym` wrote it, or a bare
-    answer.
+    The batch key ("text", "answer") holds the task's entry as the source `reasoning_gym` writes it, or a
+    plain reference answer.
 
     Source: reasoning-gym, arXiv 2505.24760.
     """
@@ -41,11 +42,11 @@ class ReasoningGym:
     dataset: str
     """Name of the task, such as `chain_sum`."""
     extract: Extract = "auto"
-    """What of the response is scored."""
+    """Part of the response to score."""
     timeout_seconds: float = 5.0
-    """Time limit of one answer, seconds, > 0; a late one scores `failure`."""
+    """Time limit per response, seconds; a response that exceeds it scores `failure`."""
     failure: float = 0.0
-    """Score of an answer on which the scorer failed or was late."""
+    """Score of a response whose scoring failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
@@ -54,8 +55,10 @@ class ReasoningGym:
         check_range(self, "failure", "(-inf, inf)")
 
     def answer_of(self, response: str) -> str | None:
-        """Returns what is scored, None where nothing is found: answers that say the same vote together."""
-        return extracted(self.extract, response)
+        """Returns the text to score, None if the response has none; equal texts count together in majority
+        voting.
+        """
+        return extract_answer(self.extract, response)
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""
@@ -64,7 +67,7 @@ class ReasoningGym:
         return filled(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
-        """Returns one score a row, or why the scorer failed or was late."""
+        """Returns the score of each row, or the reason why scoring failed or timed out."""
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
         items = [(self.dataset, self.extract, *pair) for pair in pairs]
         outcomes = map_with_timeout(
@@ -73,38 +76,38 @@ class ReasoningGym:
         return [outcome.score for outcome in outcomes]
 
 
-def grade(dataset: str, extract: Extract, response: str, answer: str) -> float:
+def grade(dataset: str, extract: Extract, response: str, reference: str) -> float:
     """Returns the task's score of one response, in [0, 1]; runs in a worker."""
-    given = extracted(extract, response)
-    if given is None:
+    answer = extract_answer(extract, response)
+    if answer is None:
         return 0.0
-    score = float(_scorer(dataset).score_answer(given, decode_entry(answer)))
+    score = float(_scorer(dataset).score_answer(answer, decode_entry(reference)))
     if not math.isfinite(score):
         raise ValueError(f"the scorer of {dataset!r} returned {score}")
     return min(max(score, 0.0), 1.0)
 
 
-def extracted(extract: Extract, response: str) -> str | None:
-    """Returns the text to be scored, stripped; None if the response holds none of that form."""
+def extract_answer(extract: Extract, response: str) -> str | None:
+    """Returns the text to score, stripped; None if the response has none of that form."""
     if extract == "answer_tag":
-        found = last_tag(response, "answer")
+        text = last_tag(response, "answer")
     elif extract == "boxed":
-        found = last_boxed(response)
+        text = last_boxed(response)
     elif extract == "number":
-        found = last_number_text(response)
+        text = last_number_text(response)
     elif extract == "last_line":
-        found = response.strip().rpartition("\n")[2]
+        text = response.strip().rpartition("\n")[2]
     elif extract == "whole":
-        found = response
+        text = response
     else:
         tag, box = last_tag(response, "answer"), last_boxed(response)
-        found = tag if tag is not None else box if box is not None else response
-    return None if found is None else found.strip()
+        text = tag if tag is not None else box if box is not None else response
+    return None if text is None else text.strip()
 
 
 @cache
 def _scorer(dataset: str) -> Any:
     import reasoning_gym
 
-    # Scorers read their entry, not their settings; a small instance is enough.
+    # A scorer depends on the entry only, not on the settings, so one entry is enough.
     return reasoning_gym.create_dataset(dataset, seed=0, size=1)

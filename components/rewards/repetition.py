@@ -1,4 +1,4 @@
-"""A penalty for saying the same n tokens again."""
+"""Repetition penalty on n-grams of tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Repetition"]
 @register("reward", "repetition")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """Returns a penalty for repeated n-grams: 0 where all differ, towards max_penalty where all are one.
+    """Penalty for repeated n-grams: 0 if all differ, towards max_penalty if all are the same.
 
-        reward = max_penalty (1 - unique / total),  over the n-grams of the row's trainable label ids
+        reward = max_penalty (1 - unique / total),  over the n-grams of the row's loss tokens
 
-    Fewer than n tokens: 0.
+    A row with fewer than n loss tokens gets 0.
 
     Source: n-gram repetition penalty, arXiv 2502.03373 appendix.
     """
 
     n: int = 3
-    """Tokens of an n-gram, >= 1."""
+    """Length of an n-gram, tokens."""
     max_penalty: float = -1.0
-    """Value of endless repetition, <= 0."""
+    """Reward that endless repetition approaches."""
     in_keys: ClassVar[tuple[str, ...]] = ("labels",)
 
     def __post_init__(self) -> None:
@@ -42,10 +42,10 @@ class Repetition:
         """Returns [n] float32 in (max_penalty, 0]."""
         rows = zip(batch["labels"], batch["loss_mask"], strict=True)
         return torch.tensor(
-            [self._value(labels[mask].tolist()) for labels, mask in rows], dtype=torch.float32
+            [self._penalty(labels[mask].tolist()) for labels, mask in rows], dtype=torch.float32
         )
 
-    def _value(self, ids: list[int]) -> float:
+    def _penalty(self, ids: list[int]) -> float:
         total = len(ids) - self.n + 1
         if total < 1:
             return 0.0

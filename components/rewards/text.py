@@ -1,4 +1,6 @@
-"""Texts of a batch, and what rewards cut out of them. Standard library only: grading workers import it."""
+"""Extraction of boxes, numbers and tags from texts; standard library only, because grading workers import
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ BRACES = re.compile(r"[{}]")
 
 
 def texts(batch: TensorDict, name: str) -> list[str]:
-    """Returns ("text", name), one string a row."""
+    """Returns the strings of the batch key ("text", name), one per row."""
     return [str(text) for text in batch["text", name]]
 
 
 def last_boxed(text: str) -> str | None:
     r"""Returns the content of the last balanced ``\boxed{...}``; None if there is none.
 
-    White space before the brace is allowed, nested braces are counted, an unclosed box is ignored.
+    White space before the brace is allowed, nested braces are matched, an unclosed box is ignored.
     """
     starts = [match.end() for match in BOXED.finditer(text)]
     if not starts:
         return None
-    # One pass from the first box on: closing[p] = where the brace opened just before p closes.
+    # One pass from the first box on: closing[p] is the position where the brace opened before p closes.
     closing: dict[int, int] = {}
     open_braces: list[int] = []
     for match in BRACES.finditer(text, starts[0] - 1):
@@ -43,19 +45,19 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> float | None:
-    """Returns the last number written in ``text``, thousands commas removed; None if there is none."""
-    found = last_number_text(text)
-    return None if found is None else float(found)
+    """Returns the last number in ``text`` without thousands separators; None if there is none."""
+    number = last_number_text(text)
+    return None if number is None else float(number)
 
 
 def last_number_text(text: str) -> str | None:
-    """Returns the last number as it is written, thousands commas removed; None if there is none."""
-    found = [match[0] for match in NUMBER.finditer(text)]
-    return found[-1].replace(",", "") if found else None
+    """Returns the last number as it is written, without thousands separators; None if there is none."""
+    numbers = [match[0] for match in NUMBER.finditer(text)]
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """Returns the content of the last ``<tag>...</tag>`` of neighbouring tags; None if there is none."""
+    """Returns the content of the last ``<tag>...</tag>`` with no such tag inside; None if there is none."""
     content, start = None, None
     for match in re.finditer(f"<(/?){re.escape(tag)}>", text):
         if not match[1]:

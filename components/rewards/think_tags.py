@@ -1,4 +1,4 @@
-"""Whether the answer thinks first, inside one pair of tags, and then says something."""
+"""Format reward for one block of reasoning in think tags, followed by a reply."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ OPEN, CLOSE = "<think>", "</think>"
 @register("reward", "think_tags")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkTags:
-    """Returns `score` iff the response thinks once, in tags, and then answers; else `miss`.
+    """Format reward for responses with one block of reasoning in think tags, followed by text.
 
-    That is: exactly one `<think>` and one `</think>`, nothing but white space before the first, and more than
-    white space after the second.
+    Returns `score` for exactly one `<think>` and one `</think>`, with nothing but white space before the
+    first and more than white space after the second, else `miss`.
 
     Source: format reward of arXiv 2501.12948 section 2.2.2.
     """
 
     score: float = 1.0
-    """Value of a response in the format."""
+    """Reward of a response in the format."""
     miss: float = 0.0
-    """Value of any other."""
+    """Reward of any other response."""
     prefilled: bool = False
-    """Whether the chat template has already written <think>, so that the response begins after it."""
+    """The chat template has already written <think>, so the response begins after it."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"),)
 
     def __post_init__(self) -> None:
@@ -44,10 +44,10 @@ class ThinkTags:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""
-        values = [self.score if self._fits(text) else self.miss for text in texts(batch, "response")]
+        values = [self.score if self._has_format(text) else self.miss for text in texts(batch, "response")]
         return torch.tensor(values, dtype=torch.float32)
 
-    def _fits(self, response: str) -> bool:
+    def _has_format(self, response: str) -> bool:
         text = OPEN + response if self.prefilled else response.lstrip()
         if text.count(OPEN) != 1 or text.count(CLOSE) != 1 or not text.startswith(OPEN):
             return False

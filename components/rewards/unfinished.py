@@ -1,4 +1,4 @@
-"""A penalty for answers that did not end by themselves."""
+"""Penalty for truncated and aborted responses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Unfinished"]
 @register("reward", "unfinished")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """Returns `penalty` for an answer that was cut by the length limit or aborted, 0 for a finished one."""
+    """Penalty for a response that was truncated at the length limit or aborted; 0 for a finished one."""
 
     penalty: float = -1.0
-    """Value of an unfinished answer, <= 0."""
+    """Reward of a truncated or aborted response."""
     in_keys: ClassVar[tuple[str, ...]] = ("finish_reason",)
 
     def __post_init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Built-in components; each file here registers itself."""
+"""Built-in sources of prompts and offline data, one file or folder each; each registers its class."""

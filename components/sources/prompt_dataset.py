@@ -1,4 +1,4 @@
-"""Prompts and reference answers from Parquet or a Hugging Face dataset."""
+"""Prompts and reference answers from Parquet files or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ OWNER = "source 'prompt_dataset'"
 @register("source", "prompt_dataset")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptDataset(PromptColumns):
-    """Reads one prompt a record: plain text or a list of chat messages, and maybe a reference answer.
+    """Prompts from a Parquet file or a Hugging Face dataset: one per record, plain text or a list of chat
+    messages.
 
-    An answer that is no text goes to the rewards as JSON. Every record is checked when the source is opened.
+    A record may have a reference answer; one that is not a text is passed to the rewards as JSON. Every
+    record is checked when the source is opened.
     """
 
     path: str
-    """A .parquet or .jsonl file or a folder, relative to the working directory, or a hub's id."""
+    """Path of a .parquet or .jsonl file or of a folder, relative to the working directory, or the id of a
+    hub dataset."""
     split: str | None = None
-    """Split of a Hugging Face dataset, also a slice such as train[:1000]; omitted: train."""
+    """Split of a Hugging Face dataset, or a slice such as train[:1000]; omitted: train."""
     subset: str | None = None
     """Named configuration of a Hugging Face dataset; omitted: its only one."""
 
@@ -32,7 +35,7 @@ class PromptDataset(PromptColumns):
         """Returns the prompts.
 
         Raises:
-            ConfigError: no such data, no record in it, or bad ones (the first ten, with place, column and
-            remedy).
+            ConfigError: the data does not exist, has no records, or has invalid records (the first ten are
+                reported, with location, column and remedy).
         """
         return checked_prompts(self, open_records(self.path, self.split, self.subset, OWNER))

@@ -1,25 +1,24 @@
-"""Demonstrations of a task of reasoning-gym: its questions with the right answers."""
+"""Demonstrations of a reasoning-gym task: its prompts with the reference answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from titanrl.components.sources.reasoning_gym import GeneratedQuestions, Questions
+from titanrl.components.sources.reasoning_gym import TaskPrompts, TaskSettings
 from titanrl.protocols import Example
 from titanrl.registry import register
 
-__all__ = ["ReasoningGymAnswers", "RightAnswers"]
+__all__ = ["Demonstrations", "ReasoningGymDemonstrations"]
 
 
 @register("source", "reasoning_gym_demonstrations")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningGymAnswers(Questions):
-    """`size` questions of one task, each with the answer that the task's own scorer expects.
+class ReasoningGymDemonstrations(TaskSettings):
+    """Demonstrations of a reasoning-gym task: each prompt with the reference answer as the response.
 
-    Questions, their order, their split and the words in which they are asked are those of the source
-    `reasoning_gym` with the same keys: a model trained on split "train" here has seen no question of split
-    "held_out" there.
+    Prompts, their order, split and wording are those of the source `reasoning_gym` with the same keys, so a
+    model trained on split "train" here has not seen any prompt of split "held_out" there.
 
     Source: reasoning-gym, arXiv 2505.24760.
     """
@@ -30,33 +29,35 @@ class ReasoningGymAnswers(Questions):
     out_keys: ClassVar[tuple[str, ...]] = ()
     is_paired: ClassVar[bool] = False
 
-    def open(self) -> RightAnswers:
-        """Returns the demonstrations; nothing but the first question is generated before it is asked for.
+    def open(self) -> Demonstrations:
+        """Returns the demonstrations, which are generated lazily; only the first prompt is generated here.
 
         Raises:
-            ConfigError: the task refuses its settings, or has no question on this side of the split.
+            ConfigError: the task rejects its settings, or has no prompt in this split.
         """
-        return RightAnswers(self.questions())
+        return Demonstrations(self.generate())
 
 
 @dataclass(frozen=True, slots=True)
-class RightAnswers:
-    """Questions with their right answers; each is a group of one row."""
+class Demonstrations:
+    """Prompts with their reference answers; each is a group of one row."""
 
-    questions: GeneratedQuestions
+    prompts: TaskPrompts
 
     def __len__(self) -> int:
-        return len(self.questions)
+        return len(self.prompts)
 
     def __getitem__(self, index: int) -> tuple[Example, ...]:
-        """Raises:
-        ValueError: the task knows no right answer to this question; its scorer accepts several.
+        """Returns the demonstration at an index.
+
+        Raises:
+            ValueError: the task has no reference answer to this prompt, because its verifier accepts several.
         """
-        entry = self.questions.entry(index)
+        entry = self.prompts.entry(index)
         if entry["answer"] is None:
-            raise ValueError("has no answer of its own; choose a task with one right answer.")
-        answer = {"role": "assistant", "content": str(entry["answer"])}
-        return (Example(self.questions.asked(entry), (answer,)),)
+            raise ValueError("has no reference answer; choose a task with one correct answer.")
+        response = {"role": "assistant", "content": str(entry["answer"])}
+        return (Example(self.prompts.messages(entry), (response,)),)
 
     def place(self, index: int) -> str:
-        return f"{self.questions.settings.dataset} question {index}"
+        return f"{self.prompts.settings.dataset} prompt {index}"

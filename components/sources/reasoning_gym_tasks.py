@@ -1,4 +1,7 @@
-"""What reasoning-gym offers, read without its import, which takes seconds; and its entries as text."""
+"""Names and settings of reasoning-gym's tasks, and the text form of their entries.
+
+The package's source is parsed instead of imported, because its import takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["check_task", "decode_entry", "encode_entry", "task_options"]
 
 REGISTERED = re.compile(r"register_dataset\(\s*([\w\"']+),\s*\w+,\s*(\w+)")
 NOT_OPTIONS = frozenset({"seed", "size"})
-"""Settings that the source has keys of its own for."""
+"""Settings for which the source has its own keys."""
 
 
 def _package() -> Path:
@@ -29,7 +32,7 @@ def _package() -> Path:
 
 def _registered(path: Path) -> dict[str, tuple[Path, str]]:
     text = path.read_text(encoding="utf-8")
-    found = {}
+    tasks = {}
     for argument, config in REGISTERED.findall(text):
         name = argument.strip("\"'")
         if name == argument:
@@ -37,29 +40,29 @@ def _registered(path: Path) -> dict[str, tuple[Path, str]]:
             if constant is None:
                 continue
             name = constant[1]
-        found[name] = (path, config)
-    return found
+        tasks[name] = (path, config)
+    return tasks
 
 
 @cache
 def _tasks() -> dict[str, tuple[Path, str]]:
-    """Task name -> the file that registers it and its settings class."""
+    """Returns task name -> (file that registers it, name of its settings class)."""
     return {name: task for path in _package().rglob("*.py") for name, task in _registered(path).items()}
 
 
 @cache
 def _task(dataset: str) -> tuple[Path, str] | None:
-    # Nearly every task stands in a file of its name: no need to read the whole package.
+    # Nearly every task has a file of its name, so the whole package is rarely read.
     if re.fullmatch(r"\w+", dataset):
         for path in _package().rglob(f"{dataset}.py"):
-            if dataset in (found := _registered(path)):
-                return found[dataset]
+            if dataset in (tasks := _registered(path)):
+                return tasks[dataset]
     return _tasks().get(dataset)
 
 
 @cache
 def task_options(dataset: str) -> frozenset[str]:
-    """Returns the settings that a task takes, `seed` and `size` left out; empty where they can't be read."""
+    """Returns the settings of a task without `seed` and `size`; empty if they cannot be read."""
     task = _task(dataset)
     assert task is not None, dataset
     for node in ast.parse(task[0].read_text(encoding="utf-8")).body:
@@ -70,10 +73,11 @@ def task_options(dataset: str) -> frozenset[str]:
 
 
 def check_task(dataset: str, options: Iterable[str] = ()) -> None:
-    """Checks the names of a task and of its settings; their values are the task's to judge, when it is made.
+    """Checks the names of a task and of its settings; the task itself checks their values when it is
+    created.
 
     Raises:
-        ValueError: with the nearest known name.
+        ValueError: an unknown name; the message has the closest known one.
     """
     if _task(dataset) is None:
         raise ValueError(
@@ -84,13 +88,13 @@ def check_task(dataset: str, options: Iterable[str] = ()) -> None:
     for option in options:
         if known and option not in known:
             raise ValueError(
-                f"options.{option} is no setting of the task {dataset!r}{did_you_mean(option, known)} "
+                f"options.{option} is not a setting of the task {dataset!r}{did_you_mean(option, known)} "
                 f"Settings: {', '.join(sorted(known))}."
             )
 
 
 def encode_entry(entry: dict[str, Any]) -> str:
-    """Returns a task's entry as text: JSON where that keeps it, a Python literal where tuples need one."""
+    """Returns a task's entry as text: JSON if that is lossless, a Python literal if it contains tuples."""
     try:
         text = json.dumps(entry)
         if json.loads(text) == entry:
@@ -103,15 +107,15 @@ def encode_entry(entry: dict[str, Any]) -> str:
             return literal
     except (ValueError, SyntaxError):
         pass
-    # Some objects of a task stand in no scorer's way: their text is enough.
+    # The remaining objects of a task are not used by its verifier: their text is enough.
     return json.dumps(entry, default=str, skipkeys=True)
 
 
 def decode_entry(text: str) -> dict[str, Any]:
-    """Returns the entry of `encode_entry`; any other text is taken for the bare reference answer."""
-    for read in (json.loads, ast.literal_eval):
+    """Returns the entry that `encode_entry` wrote; any other text is a plain reference answer."""
+    for parse in (json.loads, ast.literal_eval):
         try:
-            entry = read(text)
+            entry = parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(entry, dict) and "answer" in entry:

@@ -1,5 +1,5 @@
-"""The reward `code_tests`: the share of tests that a generated program passes."""
+"""The reward `code_tests`: the fraction of tests that a generated program passes."""
 
-from titanrl.components.rewards.code_tests.reward import CodeTests, grade, program_of
+from titanrl.components.rewards.code_tests.reward import CodeTests, extract_program, grade
 
-__all__ = ["CodeTests", "grade", "program_of"]
+__all__ = ["CodeTests", "extract_program", "grade"]

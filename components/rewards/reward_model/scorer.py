@@ -1,4 +1,4 @@
-"""A frozen reward model in this process: token ids in, the scores of its heads out."""
+"""Frozen reward model in this process: maps token ids to the scores of its heads."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from titanrl.errors import ConfigError
 __all__ = ["BATCH_TOKENS", "ModelFacts", "Scorer", "facts_of", "fingerprint", "num_parameters", "scorer"]
 
 BATCH_TOKENS = 8192
-"""Tokens that go through a model at a time, unless another number is given."""
+"""Default number of tokens per forward pass."""
 
 
 class ModelFacts(NamedTuple):
-    """What a reward model's files say, without loading a weight."""
+    """Metadata of a reward model, read without loading weights."""
 
     heads: tuple[str, ...]
-    """Names of the numbers that it gives, in order."""
+    """Names of the heads, in the order of the outputs."""
     max_length: int
-    """Its context, tokens."""
+    """Context length, tokens."""
     vocab_size: int
     vocabulary: str
-    """Fingerprint of its tokenizer's vocabulary."""
+    """Fingerprint of the tokenizer's vocabulary."""
 
 
 def facts_of(folder: str | Path) -> ModelFacts:
-    """Returns the facts of a folder of transformers' ...ForSequenceClassification.
+    """Returns the metadata of a folder with a transformers ...ForSequenceClassification model.
 
     Raises:
-        ConfigError: a missing or broken file, or another kind of model: its head would be drawn at random.
+        ConfigError: a missing or broken file, or another kind of model, whose head would be
+            initialised at random.
     """
     folder = Path(folder)
     for name in ("config.json", "tokenizer.json"):
@@ -71,40 +72,40 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _reading(folder: Path, file: str) -> Iterator[None]:
-    """Raises ConfigError, naming the file, for whatever comes of reading it; tokenizers raises any kind."""
+    """Converts any exception raised while reading a file to a ConfigError that names the file."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"reward model folder '{folder}': {file} cannot be read: {what}; write the folder anew with "
+            f"reward model folder '{folder}': {file} cannot be read: {problem}; write the folder again with "
             "`titanrl export`."
         ) from None
 
 
 def num_parameters(folder: str | Path) -> int:
-    """Returns how many numbers the safetensors of a model folder hold."""
+    """Returns the number of parameters in the safetensors files of a model folder."""
     count = 0
     for path in Path(folder).glob("*.safetensors"):
-        # By hand: safetensors' own reader imports numpy, which takes longer than all of this.
+        # Importing safetensors' reader (and numpy) takes longer than parsing all headers here.
         with path.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        count += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return count
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
-    """Returns a digest of token -> id that two vocabularies share iff they are equal."""
-    text = json.dumps(sorted(vocabulary.items(), key=lambda each: each[1]), ensure_ascii=True)
+    """Returns a digest of token -> id; two vocabularies have the same digest only if they are equal."""
+    text = json.dumps(sorted(vocabulary.items(), key=lambda item: item[1]), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Scorer:
-    """A reward model on this process's device, whole, without gradients.
+    """Unsharded reward model on this process's device, without gradients.
 
-    Rows of similar length go through it together, so little is padded.
+    Rows of similar length are batched together to reduce padding.
     """
 
     def __init__(
@@ -115,13 +116,17 @@ class Scorer:
         batch_tokens: int = BATCH_TOKENS,
         offload: bool = False,
     ) -> None:
-        """Args:
-            dtype: of weights and computation, a name of torch's. batch_tokens: most tokens of a batch,
-                padding included; a longer row goes alone. offload: whether the weights wait in CPU memory
-                between two calls.
+        """Loads the model.
+
+        Args:
+            folder: model folder.
+            dtype: name of the torch dtype of weights and computation.
+            batch_tokens: largest number of tokens per forward pass, padding included; a longer row is a
+                batch of its own.
+            offload: keep the weights in CPU memory between calls.
 
         Raises:
-            ConfigError: see ``facts_of``; a head that is no plain matrix.
+            ConfigError: see ``facts_of``; or the head is not a single linear layer.
         """
         from transformers import AutoModelForSequenceClassification
 
@@ -130,38 +135,40 @@ class Scorer:
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
         model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, dtype))
         if getattr(getattr(model, "score", None), "weight", None) is None:
-            raise ConfigError(f"reward model '{folder}' has no head `score`; choose a decoder-only one.")
+            raise ConfigError(f"reward model '{folder}' has no head `score`; choose a decoder-only model.")
         model.to("cpu" if offload else self._device)
         self._model = model.eval().requires_grad_(False)
         self._batch_tokens = batch_tokens
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns the heads' scores of each row at its last token, in order.
+        """Returns the scores of all heads at the last token of each row, in order.
 
         Args:
-            rows: token ids, >= 1 each.
+            rows: token ids, at least one per row.
         """
         scores: list[list[float]] = [[] for _ in rows]
-        body = self._model.base_model
-        # Copies of what waits elsewhere; they are dropped afterwards, as weights do not change.
+        backbone = self._model.base_model
+        # Offloaded tensors are copied to the device; the copies are dropped afterwards.
         weights = {
             name: tensor.to(self._device)
-            for name, tensor in (*body.named_parameters(), *body.named_buffers())
+            for name, tensor in (*backbone.named_parameters(), *backbone.named_buffers())
         }
-        for numbers in self._batches(rows):
-            found = self._score([rows[number] for number in numbers], weights)
-            for number, score in zip(numbers, found, strict=True):
-                scores[number] = score
+        for indices in self._batches(rows):
+            batch_scores = self._score([rows[index] for index in indices], weights)
+            for index, score in zip(indices, batch_scores, strict=True):
+                scores[index] = score
         return scores
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yields the numbers of the rows of each batch, the longest first: what is too much fails at once."""
+        """Yields the row indices of each batch, longest rows first, so that running out of memory happens
+        at the start.
+        """
         batch: list[int] = []
-        for number in sorted(range(len(rows)), key=lambda each: -len(rows[each])):
+        for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
             if batch and (len(batch) + 1) * len(rows[batch[0]]) > self._batch_tokens:
                 yield batch
                 batch = []
-            batch.append(number)
+            batch.append(index)
         if batch:
             yield batch
 
@@ -170,10 +177,10 @@ class Scorer:
         mask = torch.zeros_like(ids)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
-        # Not the model's own choice of the last token: that takes an end token for padding.
+        # The model's own search for the last token would mistake an end token for padding.
         last = (mask.sum(1) - 1).to(self._device)
         with torch.inference_mode():
-            body = torch.func.functional_call(
+            output = torch.func.functional_call(
                 self._model.base_model,
                 weights,
                 kwargs={
@@ -183,12 +190,12 @@ class Scorer:
                 },
             )
             head = self._model.score.weight.to(self._device)
-            hidden = body.last_hidden_state[torch.arange(len(rows), device=self._device), last]
+            hidden = output.last_hidden_state[torch.arange(len(rows), device=self._device), last]
             scores: list[list[float]] = (hidden.float() @ head.float().T).tolist()
         return scores
 
 
 @cache
 def scorer(folder: str, dtype: str, batch_tokens: int, offload: bool) -> Scorer:
-    """Returns the one scorer of its kind in this process."""
+    """Returns the process's scorer for these settings, loading it on the first call."""
     return Scorer(folder, dtype=dtype, batch_tokens=batch_tokens, offload=offload)

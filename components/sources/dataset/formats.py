@@ -1,4 +1,4 @@
-"""The formats of the source `dataset`: one record -> the rows of one group."""
+"""Formats of the source `dataset`: parsers from one record to the rows of one group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS: dict[Format, tuple[str, ...]] = {
     "unpaired": ("prompt", "completion", "label"),
     "stepwise": ("prompt", "steps", "labels", "head"),
 }
-"""What each format reads."""
+"""Columns that each format reads."""
 
 OUT_KEYS: dict[Format, tuple[str, ...]] = {
     "messages": (),
@@ -34,77 +34,88 @@ OUT_KEYS: dict[Format, tuple[str, ...]] = {
     "unpaired": ("reward",),
     "stepwise": ("token_reward",),
 }
-"""Batch keys that each format brings beside the tokens."""
+"""Batch keys that each format writes besides the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a file, read by titanrl's names for its columns; every read raises ValueError."""
+    """One record of a file, read by titanrl's column names; reads of invalid values raise ValueError."""
 
     values: Mapping[str, Any]
     columns: Mapping[str, str]
-    """titanrl's name of a column -> the file's, where they differ."""
+    """titanrl's name of a column -> its name in the file, where they differ."""
     chat: bool = False
-    """Whether plain texts become messages."""
+    """Convert plain texts to messages."""
     separator: str = "\n"
-    """Text after each step."""
+    """Text after each process step."""
 
     def name(self, column: str) -> str:
+        """Returns the file's name of a column."""
         return self.columns.get(column, column)
 
     def has(self, column: str) -> bool:
-        """Whether the record holds a value there; Arrow gives null where a row has none."""
+        """Returns whether the record has a value in a column; Arrow returns null for a missing value."""
         return self.values.get(self.name(column)) is not None
 
     def get(self, column: str) -> Any:
+        """Returns the value of a column."""
         name = self.name(column)
         if not self.has(column):
             keys = ", ".join(self.values) or "none"
-            near = did_you_mean(name, self.values) if name not in self.values else "; it is null."
-            raise ValueError(f"has no {name!r}{near or ';'} add it, or name it in columns. Keys: {keys}.")
+            suggestion = did_you_mean(name, self.values) if name not in self.values else "; it is null."
+            raise ValueError(
+                f"has no {name!r}{suggestion or ';'} add it, or name it in columns. Keys: {keys}."
+            )
         return self.values[name]
 
-    def answer(self, column: str) -> Messages | str:
-        """Returns an answer, or a whole conversation; the text of an answer may be empty."""
-        return self.response(self.name(column), self.get(column))
+    def response(self, column: str) -> Messages | str:
+        """Returns the response of a column, or an entire conversation; the text of a response may be
+        empty.
+        """
+        return self.parse_response(self.name(column), self.get(column))
 
-    def response(self, place: str, value: Any) -> Messages | str:
+    def parse_response(self, key: str, value: Any) -> Messages | str:
+        """Returns a value as text or messages with at least one assistant turn; ``key`` names it in
+        errors.
+        """
         if isinstance(value, str):
             return ({"role": "assistant", "content": value},) if self.chat else value
-        messages = parse_messages(place, value)
+        messages = parse_messages(key, value)
         if all(message["role"] != "assistant" for message in messages):
-            raise ValueError(f"{place} holds no assistant message; nothing of it could be trained.")
+            raise ValueError(f"{key} has no assistant message, so it has no loss tokens; add one.")
         return messages
 
-    def prompt(self, answers: Sequence[Messages | str]) -> tuple[Messages | str, list[Messages | str]]:
-        """Returns (prompt, answers), both texts or both messages.
+    def split_prompt(
+        self, responses: Sequence[Messages | str]
+    ) -> tuple[Messages | str, list[Messages | str]]:
+        """Returns (prompt, responses), all of them texts or all of them messages.
 
-        Answers that begin with another role than assistant are whole conversations: their common beginning
-        is the prompt, whatever the column prompt says.
+        Responses that begin with a role other than assistant are entire conversations: their common prefix
+        is the prompt, and the column prompt is ignored.
         """
-        conversations = [a for a in answers if not isinstance(a, str) and a[0]["role"] != "assistant"]
-        if conversations and len(conversations) == len(answers):
-            shortest = min(map(len, conversations)) - 1
-            alike = takewhile(
+        conversations = [r for r in responses if not isinstance(r, str) and r[0]["role"] != "assistant"]
+        if conversations and len(conversations) == len(responses):
+            longest_prompt = min(map(len, conversations)) - 1
+            common = takewhile(
                 lambda turns: all(turn == turns[0] for turn in turns), zip(*conversations, strict=False)
             )
-            shared = min(len(list(alike)), shortest)
-            return conversations[0][:shared], [each[shared:] for each in conversations]
+            num_shared = min(len(list(common)), longest_prompt)
+            return conversations[0][:num_shared], [each[num_shared:] for each in conversations]
         prompt = self.context()
         if isinstance(prompt, str):
-            if not all(isinstance(answer, str) for answer in answers):
+            if not all(isinstance(response, str) for response in responses):
                 raise ValueError(
-                    f"{self.name('prompt')} is a text and its answer a list of messages; make both alike, or "
-                    "set chat = true."
+                    f"{self.name('prompt')} is a text and its response a list of messages; make them alike, "
+                    "or set chat = true."
                 )
-            return prompt, list(answers)
+            return prompt, list(responses)
         return prompt, [
-            ({"role": "assistant", "content": answer},) if isinstance(answer, str) else answer
-            for answer in answers
+            ({"role": "assistant", "content": response},) if isinstance(response, str) else response
+            for response in responses
         ]
 
     def head(self) -> str:
-        """Returns the name of the value head that the record is about; empty: of none in particular."""
+        """Returns the name of the value head that the record trains; empty: all heads."""
         if not self.has("head"):
             return ""
         value = self.get("head")
@@ -123,67 +134,73 @@ class Record:
 
 
 def _messages(record: Record) -> tuple[Example, ...]:
-    return (Example((), record.response(record.name("messages"), record.get("messages"))),)
+    return (Example((), record.parse_response(record.name("messages"), record.get("messages"))),)
 
 
 def _prompt_completion(record: Record) -> tuple[Example, ...]:
-    prompt, (answer,) = record.prompt([record.answer("completion")])
-    return (Example(prompt, answer),)
+    prompt, (response,) = record.split_prompt([record.response("completion")])
+    return (Example(prompt, response),)
 
 
 def _preference(record: Record) -> tuple[Example, ...]:
-    prompt, answers, scores = _ranking(record)
-    has_scores, given = record.has("scores"), 0.0
+    prompt, responses, scores = _ranking(record)
+    has_scores, stated_margin = record.has("scores"), 0.0
     if record.has("margin"):
-        given = _number(record, "margin", record.get("margin"))
+        stated_margin = _number(record, "margin", record.get("margin"))
     rows: list[Example] = []
-    for better, worse in combinations(sorted(range(len(answers)), key=lambda i: -scores[i]), 2):
+    for better, worse in combinations(sorted(range(len(responses)), key=lambda i: -scores[i]), 2):
         if scores[better] > scores[worse]:
-            margin = {"margin": scores[better] - scores[worse] if has_scores else given}
-            rows += [Example(prompt, answers[each], margin, record.head()) for each in (better, worse)]
+            margin = {"margin": scores[better] - scores[worse] if has_scores else stated_margin}
+            rows += [Example(prompt, responses[index], margin, record.head()) for index in (better, worse)]
     return tuple(rows)
 
 
 def _ranked(record: Record) -> tuple[Example, ...]:
-    prompt, answers, scores = _ranking(record)
+    prompt, responses, scores = _ranking(record)
     return tuple(
-        Example(prompt, answer, {"reward": score}, record.head())
-        for answer, score in zip(answers, scores, strict=True)
+        Example(prompt, response, {"reward": score}, record.head())
+        for response, score in zip(responses, scores, strict=True)
     )
 
 
 def _ranking(record: Record) -> tuple[Messages | str, list[Messages | str], list[float]]:
-    """Returns the prompt, its answers, and their scores: those of the record, else how many each beats."""
+    """Returns the prompt, its responses, and their scores: the record's, or the number of responses ranked
+    lower.
+    """
     if record.has("answers"):
-        name, given = record.name("answers"), record.get("answers")
-        if not isinstance(given, list) or len(given) < 2:
-            raise ValueError(f"{name} must be a list of two answers or more, best first, got {given!r:.80}.")
-        answers = [record.response(f"{name}[{i}]", value) for i, value in enumerate(given)]
+        name, values = record.name("answers"), record.get("answers")
+        if not isinstance(values, list) or len(values) < 2:
+            raise ValueError(
+                f"{name} must be a list of two responses or more, best first, got {values!r:.80}."
+            )
+        responses = [record.parse_response(f"{name}[{i}]", value) for i, value in enumerate(values)]
     elif record.has("chosen") or record.has("rejected"):
-        answers = [record.answer("chosen"), record.answer("rejected")]
+        responses = [record.response("chosen"), record.response("rejected")]
     else:
         raise ValueError(
             f"has neither {record.name('chosen')!r} and {record.name('rejected')!r} nor "
             f"{record.name('answers')!r}; name them in columns. Keys: {', '.join(record.values) or 'none'}."
         )
-    scores = [float(len(answers) - 1 - place) for place in range(len(answers))]
+    scores = [float(len(responses) - 1 - rank) for rank in range(len(responses))]
     if record.has("scores"):
         name, stated = record.name("scores"), record.get("scores")
-        if not isinstance(stated, list) or len(stated) != len(answers):
-            raise ValueError(f"{name} must be a list of {len(answers)} numbers, got {stated!r:.80}.")
+        if not isinstance(stated, list) or len(stated) != len(responses):
+            raise ValueError(f"{name} must be a list of {len(responses)} numbers, got {stated!r:.80}.")
         scores = [_number(record, "scores", value) for value in stated]
         if min(scores) == max(scores):
-            raise ValueError(f"{name} must not all be equal, got {stated!r:.80}; nothing is better then.")
-    prompt, answers = record.prompt(answers)
-    return prompt, answers, scores
+            raise ValueError(
+                f"{name} must not all be equal, got {stated!r:.80}; a ranking needs a difference."
+            )
+    prompt, responses = record.split_prompt(responses)
+    return prompt, responses, scores
 
 
 def _unpaired(record: Record) -> tuple[Example, ...]:
     label = record.get("label")
     if label not in (True, False):
         raise ValueError(f"{record.name('label')} must be true (good) or false (bad), got {label!r:.80}.")
-    prompt, (answer,) = record.prompt([record.answer("completion")])
-    return (Example(prompt, answer, {"reward": float(label)}),)
+    prompt, (response,) = record.split_prompt([record.response("completion")])
+    return (Example(prompt, response, {"reward": float(label)}),)
 
 
 def _stepwise(record: Record) -> tuple[Example, ...]:
@@ -195,11 +212,11 @@ def _stepwise(record: Record) -> tuple[Example, ...]:
         raise ValueError(
             f"{record.name('labels')} must be a list of {len(steps)} labels, got {labels!r:.80}."
         )
-    judged = [float(x) if isinstance(x, bool) else _number(record, "labels", x) for x in labels]
-    if not all(0 <= label <= 1 for label in judged):
+    values = [float(x) if isinstance(x, bool) else _number(record, "labels", x) for x in labels]
+    if not all(0 <= value <= 1 for value in values):
         raise ValueError(f"{record.name('labels')} must lie in [0, 1], got {labels!r:.80}.")
-    judged_steps = zip(steps, judged, strict=True)
-    response = tuple(ProcessStep(step, label, record.separator) for step, label in judged_steps)
+    labelled_steps = zip(steps, values, strict=True)
+    response = tuple(ProcessStep(step, label, record.separator) for step, label in labelled_steps)
     return (Example(record.context(), response, head=record.head()),)
 
 
@@ -217,4 +234,4 @@ PARSERS: dict[Format, Callable[[Record], tuple[Example, ...]]] = {
     "unpaired": _unpaired,
     "stepwise": _stepwise,
 }
-"""What makes rows of a record; raises ValueError with what is wrong with it."""
+"""Parser of each format; raises ValueError for an invalid record."""

@@ -1,4 +1,4 @@
-"""Fixed answers from JSON Lines, Parquet or a Hugging Face dataset."""
+"""Offline examples from JSON Lines, Parquet or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ __all__ = ["Dataset", "Examples"]
 @register("source", "dataset")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Reads examples that are trained on as they stand: conversations, preference pairs, judged answers.
+    """Offline examples: conversations, preference pairs, scored responses or process-reward labels.
 
     Columns of a record, by format; a text is a string or a list of chat messages (role, content):
 
-        messages           messages: every assistant turn is trained
+        messages           messages: every assistant turn is trained on
         prompt_completion  prompt, completion
-        preference         prompt, chosen, rejected, maybe margin; or prompt, answers (best first), maybe
-                           scores: every two of unequal rank become a pair, all pairs of a prompt one group
-        ranked             the same columns; the answers stay one group, with reward = score
+        preference         prompt, chosen, rejected, optionally margin; or prompt, answers (best first),
+                           optionally scores: any two responses of different rank form a pair, and all pairs
+                           of a prompt form one group
+        ranked             the same columns; the responses stay one group, with reward = score
         unpaired           prompt, completion, label (true or false) -> reward 1 or 0
         stepwise           prompt, steps (texts), labels (of each, true or false or in [0, 1])
 
-    Answers that begin with another role than assistant are whole conversations: what they share is the
-    prompt. Without scores an answer's score is the number of those ranked below it. The margin of a pair is
-    the record's, or the difference of the scores, or 0. With several [model] heads, a column head of a
-    comparison or of judged steps says which one it is about. Every record is checked before training.
+    Responses that begin with a role other than assistant are entire conversations; their common prefix is
+    the prompt. Without scores, the score of a response is the number of responses ranked below it. The
+    margin of a pair is the record's, or the difference of the scores, or 0. With several [model] heads, the
+    column head of a comparison or of labelled steps names the head to train. Every record is checked before
+    training.
     """
 
     path: str
-    """A .jsonl or .parquet file or a folder, relative to the working directory, or a hub's id."""
+    """Path of a .jsonl or .parquet file or of a folder, relative to the working directory, or the id of a
+    hub dataset."""
     format: Format
-    """What a record holds."""
+    """Format of a record."""
     split: str | None = None
-    """Split of a Hugging Face dataset, also a slice such as train[:1000]; omitted: train."""
+    """Split of a Hugging Face dataset, or a slice such as train[:1000]; omitted: train."""
     subset: str | None = None
     """Named configuration of a Hugging Face dataset; omitted: its only one."""
     columns: dict[str, str] = field(default_factory=dict)
     """Column of this format -> its name in the file, where they differ: {prompt = "question"}."""
     chat: bool = False
-    """Whether plain texts become messages: the prompt the user's, the answer the assistant's."""
+    """Convert plain texts to messages: the prompt to the user's, the response to the assistant's."""
     separator: str = "\n"
     """Text after each step, not empty; its first token carries the step's label. Format stepwise only."""
     too_long: Literal["refuse", "drop"] = "refuse"
@@ -58,11 +61,11 @@ class Dataset:
             known = COLUMNS[self.format]
             if column not in known:
                 raise ValueError(
-                    f"columns must name what format {self.format!r} reads, got {column!r}"
+                    f"columns must name columns of format {self.format!r}, got {column!r}"
                     f"{did_you_mean(column, known) or ';'} columns: {', '.join(known)}."
                 )
         if not self.separator:
-            raise ValueError("separator must not be empty, got ''; a label needs a token to stand on.")
+            raise ValueError("separator must not be empty, got ''; its first token carries the label.")
         if self.separator != "\n" and self.format != "stepwise":
             raise ValueError(f"separator is not used by format {self.format!r}; leave it out.")
 
@@ -78,14 +81,14 @@ class Dataset:
         """Returns the examples.
 
         Raises:
-            ConfigError: no such data, or no record in it.
+            ConfigError: the data does not exist or has no records.
         """
         return Examples(self, open_records(self.path, self.split, self.subset, "source 'dataset'"))
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples of a file, in its order; each is parsed when it is asked for, and refused if it is bad."""
+    """Examples of a file, in order; each is parsed when it is read, and an invalid one raises."""
 
     settings: Dataset
     records: Records
@@ -99,4 +102,4 @@ class Examples:
         return PARSERS[settings.format](record)
 
     def place(self, index: int) -> str:
-        return self.records.place(index)
+        return self.records.location(index)

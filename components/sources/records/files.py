@@ -1,4 +1,6 @@
-"""Records of JSON Lines, Parquet and Hugging Face datasets, each with its place in messages."""
+"""Records of JSON Lines files, Parquet files and Hugging Face datasets, with their location for error
+messages.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ __all__ = ["Records", "json_lines", "open_records"]
 
 
 class Values(Protocol):
-    """Records by their index; one that is none raises ValueError when it is asked for."""
+    """Records by index; an invalid one raises ValueError when it is read."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
@@ -22,22 +24,24 @@ class Values(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records in the order of the file; Arrow tables are read where they lie."""
+    """Records in file order; Arrow tables are memory-mapped."""
 
     values: Values
     where: str
-    """What messages write before a record's number."""
+    """Prefix of a record's number in messages."""
     numbers: Sequence[int]
-    """Of each record: its line or row in the file."""
+    """Line or row number of each record in the file."""
 
-    def place(self, index: int) -> str:
-        """Returns where a record stands, as messages name it."""
+    def location(self, index: int) -> str:
+        """Returns the location of a record as messages show it."""
         return f"{self.where}{self.numbers[index]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of JSON, each parsed when it is asked for: text is a fraction of the objects it becomes."""
+    """Lines of JSON that are parsed when they are read, because the text takes a fraction of the memory of
+    the objects.
+    """
 
     texts: Sequence[str]
 
@@ -49,25 +53,28 @@ class Lines:
 
 
 def open_records(path: str, split: str | None, subset: str | None, owner: str) -> Records:
-    """Returns the records of a .jsonl or .parquet file, of a folder, or of a hub's dataset.
+    """Returns the records of a .jsonl or .parquet file, of a folder, or of a hub dataset.
 
     Args:
-        owner: how messages name the source.
+        path: path of the file or folder, or the id of a hub dataset.
+        split: split of a Hugging Face dataset; None: train.
+        subset: named configuration of a Hugging Face dataset; None: its only one.
+        owner: name of the source in messages.
 
     Raises:
-        ConfigError: it can't be read, has no such split, or holds no record.
+        ConfigError: the data cannot be read, has no such split, or has no records.
     """
-    found = _opened(path, split, subset, owner)
-    if not len(found.values):
-        raise ConfigError(f"{owner} path: {path!r} holds no row; add at least one.")
-    return found
+    records = _open(path, split, subset, owner)
+    if not len(records.values):
+        raise ConfigError(f"{owner} path: {path!r} has no rows; add at least one.")
+    return records
 
 
-def _opened(path: str, split: str | None, subset: str | None, owner: str) -> Records:
+def _open(path: str, split: str | None, subset: str | None, owner: str) -> Records:
     if Path(path).suffix in (".jsonl", ".json", ".parquet"):
         for key, value in (("split", split), ("subset", subset)):
             if value is not None:
-                raise ConfigError(f"{owner} {key}: a single file has none, got {value!r}; leave it out.")
+                raise ConfigError(f"{owner} {key}: a single file has no {key}, got {value!r}; leave it out.")
         return _parquet(path, owner) if path.endswith(".parquet") else json_lines(path, owner)
     return _hugging_face(path, split or "train", subset, owner)
 
@@ -76,7 +83,7 @@ def json_lines(path: str, owner: str) -> Records:
     """Returns the records of a JSON Lines file.
 
     Raises:
-        ConfigError: it can't be read, or holds none.
+        ConfigError: the file cannot be read or has no rows.
     """
     numbers, texts = zip(*read_lines(Path(path), owner), strict=True)
     return Records(Lines(texts), f"{path}:", numbers)
@@ -101,18 +108,18 @@ def _hugging_face(path: str, split: str, subset: str | None, owner: str) -> Reco
     saved = [name for name in ("state.json", "dataset_dict.json") if (Path(path) / name).is_file()]
     try:
         if saved:
-            found = datasets.load_from_disk(path)
-            if isinstance(found, datasets.DatasetDict):
-                if split not in found:
-                    known = ", ".join(map(str, found))
+            dataset = datasets.load_from_disk(path)
+            if isinstance(dataset, datasets.DatasetDict):
+                if split not in dataset:
+                    known = ", ".join(map(str, dataset))
                     raise ConfigError(f"{owner} split: {path!r} has no {split!r}; splits: {known}.")
-                found = found[split]
+                dataset = dataset[split]
         else:
-            found = datasets.load_dataset(path, subset, split=split)
+            dataset = datasets.load_dataset(path, subset, split=split)
     except ConfigError:
         raise
-    except Exception as error:  # Whatever the library, a hub or a file system raises, the path is to blame.
+    except Exception as error:  # The library, a hub or a file system may raise any type.
         raise ConfigError(
             f"{owner} path: {path!r} (split {split!r}) can't be loaded: {type(error).__name__}: {error}"
         ) from error
-    return Records(found, f"{path}[{split}] row ", range(len(found)))
+    return Records(dataset, f"{path}[{split}] row ", range(len(dataset)))

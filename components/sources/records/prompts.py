@@ -1,4 +1,4 @@
-"""Prompts of records: where each keeps its prompt and reference answer, and how they become a prompt."""
+"""Prompts from records: the columns of the prompt and the reference answer, and their conversion."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from titanrl.protocols import Messages, Prompt
 
 __all__ = ["PromptColumns", "Prompts", "checked_prompts"]
 
-SHOWN = 10
-"""Bad rows that a message shows; the others it counts."""
+MAX_REPORTED = 10
+"""Number of invalid rows to report in full; the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptColumns:
-    """Which columns of a record are read."""
+    """Columns of a record that form a prompt."""
 
     prompt_key: str = ""
-    """Key of the prompt; omitted: `messages` or `prompt`, whichever a row has."""
+    """Key of the prompt; omitted: `messages` or `prompt`, whichever the row has."""
     answer_key: str = "answer"
-    """Key of the reference answer; rows may lack it, their answer is empty then."""
+    """Key of the reference answer; rows without it have an empty one."""
     system: str = ""
-    """System message put before prompts that have none; plain text becomes a user's message then."""
+    """System message for prompts that have none; plain text then becomes a user message."""
 
     def parse(self, row: Mapping[str, Any]) -> Prompt:
-        """Returns the prompt of a record; an answer that is no text goes to the rewards as JSON.
+        """Returns the prompt of a record; a reference answer that is not a text becomes JSON.
 
         Raises:
-            ValueError: it has no prompt, or one that is neither a text nor messages.
+            ValueError: the record has no prompt, or one that is neither a text nor a list of messages.
         """
         keys = [self.prompt_key] if self.prompt_key else ["messages", "prompt"]
-        # Arrow gives null where a row has none.
+        # Arrow returns null for a missing value.
         key = next((key for key in keys if row.get(key) is not None), None)
         if key is None:
-            near = did_you_mean(keys[-1], row)
-            raise ValueError(f"has no {' or '.join(map(repr, keys))}{near} Keys: {', '.join(row) or 'none'}.")
-        answer = row.get(self.answer_key)
-        if not isinstance(answer, str):
-            answer = "" if answer is None else json.dumps(answer, ensure_ascii=False)
-        return Prompt(messages=self._messages(key, row[key]), answer=answer)
+            suggestion = did_you_mean(keys[-1], row)
+            raise ValueError(
+                f"has no {' or '.join(map(repr, keys))}{suggestion} Keys: {', '.join(row) or 'none'}."
+            )
+        reference = row.get(self.answer_key)
+        if not isinstance(reference, str):
+            reference = "" if reference is None else json.dumps(reference, ensure_ascii=False)
+        return Prompt(messages=self._messages(key, row[key]), answer=reference)
 
     def _messages(self, key: str, value: Any) -> Messages | str:
         if isinstance(value, str) and value.strip():
@@ -59,7 +61,7 @@ class PromptColumns:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of some records, in their order; each is parsed when it is asked for."""
+    """Prompts of records, in order; each is parsed when it is read."""
 
     columns: PromptColumns
     records: Records
@@ -72,18 +74,20 @@ class Prompts:
 
 
 def checked_prompts(columns: PromptColumns, records: Records) -> Prompts:
-    """Returns the prompts of some records, every one of which has been looked at.
+    """Returns the prompts of records after parsing every record once.
 
     Raises:
-        ConfigError: bad records: the first ten, with place, key and remedy, and how many more.
+        ConfigError: invalid records: the first ten with location, key and remedy, and the number of the rest.
     """
     prompts, problems = Prompts(columns, records), []
     for index in range(len(prompts)):
         try:
             prompts[index]
         except ValueError as error:
-            problems.append(f"{records.place(index)}: {error}")
+            problems.append(f"{records.location(index)}: {error}")
     if problems:
-        hidden = len(problems) - SHOWN
-        raise ConfigError("\n".join([*problems[:SHOWN], *[f"and {hidden} more bad rows."][: hidden > 0]]))
+        num_hidden = len(problems) - MAX_REPORTED
+        raise ConfigError(
+            "\n".join([*problems[:MAX_REPORTED], *[f"and {num_hidden} more invalid rows."][: num_hidden > 0]])
+        )
     return prompts

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.rewards.servers import answering
 from titanrl.components.rewards import http_json
-from titanrl.components.rewards.http_json import LateAnswer, ask
+from titanrl.components.rewards.http_json import ServerTimeout, request_json
 from titanrl.errors import TrainingError
 
 
@@ -28,33 +28,36 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_question_is_asked_again_ever_later_while_the_status_may_pass(pauses: list[float]) -> None:
     statuses = iter([503, 429, 500, 200])
     with answering(lambda path, sent: (next(statuses), {"path": path, "got": sent["x"]})) as url:
-        assert ask(f"{url}/score", {"x": [1, 2]}, timeout_seconds=60) == {"path": "/score", "got": [1, 2]}
+        assert request_json(f"{url}/score", {"x": [1, 2]}, timeout_seconds=60) == {
+            "path": "/score",
+            "got": [1, 2],
+        }
     assert pauses == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
     ("status", "reply", "message"),
-    [(422, {"detail": "row 3 is bad"}, "answers 422 .*row 3 is bad"), (200, "<html>", "answers no JSON")],
+    [(422, {"detail": "row 3 is bad"}, "replied 422 .*row 3 is bad"), (200, "<html>", "did not return JSON")],
 )
 def test_refusal_is_told_at_once(status: int, reply: Any, message: str, pauses: list[float]) -> None:
     with (
         answering(lambda *_: (status, reply)) as url,
         pytest.raises(TrainingError, match=f"{url}/score {message}"),
     ):
-        ask(f"{url}/score", {}, timeout_seconds=60)
+        request_json(f"{url}/score", {}, timeout_seconds=60)
     assert pauses == []
 
 
 def test_retries_are_counted(pauses: list[float]) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def answer(path: str, sent: Any) -> tuple[int, Any]:
-        asked.append(path)
+        requests.append(path)
         return 503, {}
 
-    with answering(answer) as url, pytest.raises(TrainingError, match=r"answers 503 .*asked 3 times"):
-        ask(url, {}, timeout_seconds=60, retries=2)
-    assert len(asked) == 3
+    with answering(answer) as url, pytest.raises(TrainingError, match=r"replied 503 .*attempts: 3"):
+        request_json(url, {}, timeout_seconds=60, retries=2)
+    assert len(requests) == 3
 
 
 def test_nobody_there_is_told_within_the_deadline() -> None:
@@ -63,7 +66,7 @@ def test_nobody_there_is_told_within_the_deadline() -> None:
         port = free.getsockname()[1]
     began = time.monotonic()
     with pytest.raises(TrainingError, match=rf":{port} cannot be reached: .*refused"):
-        ask(f"http://127.0.0.1:{port}", {}, timeout_seconds=0.4)
+        request_json(f"http://127.0.0.1:{port}", {}, timeout_seconds=0.4)
     assert time.monotonic() - began < 2
 
 
@@ -72,8 +75,8 @@ def test_slow_server_is_late() -> None:
         time.sleep(0.5)
         return 200, {}
 
-    with answering(sleepy) as url, pytest.raises(LateAnswer, match=r"gave no answer within 0\.1 s"):
-        ask(url, {}, timeout_seconds=0.1)
+    with answering(sleepy) as url, pytest.raises(ServerTimeout, match=r"did not reply within 0\.1 s"):
+        request_json(url, {}, timeout_seconds=0.1)
 
 
 def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None:
@@ -91,8 +94,8 @@ def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None
         thread = threading.Thread(target=stall)
         thread.start()
         try:
-            with pytest.raises(LateAnswer, match=r"gave no answer within 0\.3 s"):
-                ask(f"http://127.0.0.1:{server.getsockname()[1]}", {}, timeout_seconds=0.3)
+            with pytest.raises(ServerTimeout, match=r"did not reply within 0\.3 s"):
+                request_json(f"http://127.0.0.1:{server.getsockname()[1]}", {}, timeout_seconds=0.3)
         finally:
             ended.set()
             thread.join()
@@ -101,7 +104,7 @@ def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None
 
 def test_long_refusal_is_cut() -> None:
     with answering(lambda *_: (422, "x" * 10_000)) as url, pytest.raises(TrainingError) as caught:
-        ask(url, {}, timeout_seconds=60)
+        request_json(url, {}, timeout_seconds=60)
     assert 400 < str(caught.value).count("x") <= 500
 
 

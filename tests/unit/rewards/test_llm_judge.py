@@ -72,16 +72,19 @@ def test_reply_without_a_rating_and_a_late_one_fail_alone() -> None:
         rows = batch("fine", "late", "none", "empty", "beyond", "\ud800 fine")
         fine, slow, none, empty, beyond, broken = rated.scores(rows)
         assert fine == broken == 1.0
-        assert "gave no answer within 0.5 s" in slow
+        assert "did not reply within 0.5 s" in slow
         for reason, said in ((none, "no idea"), (empty, "None"), (beyond, "11")):
-            assert reason == f"the judge gave no rating in [1, 10], it said {said!r}"
+            assert reason == f"the model gave no rating in [1, 10], its reply ends with {said!r}"
         late.set()
         assert rated(rows[2:4]).tolist() == [-1.0, -1.0]
 
 
 @pytest.mark.parametrize(
     ("status", "reply", "message"),
-    [(401, {"error": "no such key"}, "answers 401 .*no such key"), (200, {}, "gives no chat completion")],
+    [
+        (401, {"error": "no such key"}, "replied 401 .*no such key"),
+        (200, {}, "did not return a chat completion"),
+    ],
 )
 def test_server_that_is_no_judge_ends_the_run(status: int, reply: Any, message: str) -> None:
     with (
@@ -95,7 +98,7 @@ def test_server_that_is_no_judge_ends_the_run(status: int, reply: Any, message: 
     ("keys", "message"),
     [
         ({"endpoint": "node:1"}, "endpoint must begin with http"),
-        ({"template": "How good?"}, "template must hold {response}"),
+        ({"template": "How good?"}, "template must contain {response}"),
         ({"scale": [3, 3]}, "scale must be .* low < high, got"),
         ({"retries": -1}, "retries must be in"),
     ],

@@ -60,8 +60,8 @@ def test_quickstart_is_judged_on_many_questions_that_it_never_trains_on() -> Non
 def test_demonstration_generates_its_question_once() -> None:
     task = {"name": "reasoning_gym_demonstrations", "dataset": "chain_sum", "size": 5}
     shown = titanrl.build("source", task).open()
-    generate, generated = shown.questions.entry, []
-    shown.questions.entry = lambda index: generated.append(index) or generate(index)
+    generate, generated = shown.prompts.entry, []
+    shown.prompts.entry = lambda index: generated.append(index) or generate(index)
     rows = [shown[index] for index in range(5)]
     assert generated == [0, 1, 2, 3, 4]
     assert len({str(row) for row in rows}) == 5
@@ -77,13 +77,13 @@ def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_o
         assert row.prompt == prompt.messages
         assert answer["role"] == "assistant"
         assert score([answer["content"]], prompt.answer) == [1.0]
-    assert shown.place(7) == "chain_sum question 7"
+    assert shown.place(7) == "chain_sum prompt 7"
 
 
 def test_task_without_answers_of_its_own_demonstrates_nothing() -> None:
     shown = titanrl.build("source", {"name": "reasoning_gym_demonstrations", "dataset": "countdown"}).open()
-    shown.questions.entry = lambda _: {"question": "q", "answer": None}
-    with pytest.raises(ValueError, match="has no answer of its own; choose a task with one right answer"):
+    shown.prompts.entry = lambda _: {"question": "q", "answer": None}
+    with pytest.raises(ValueError, match="has no reference answer; choose a task with one correct answer"):
         shown[0]
 
 
@@ -145,7 +145,7 @@ def test_options_are_read_without_the_package() -> None:
     ("keys", "message"),
     [
         ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
-        ({"options": {"max_term": 2}}, "options.max_term is no setting of the task"),
+        ({"options": {"max_term": 2}}, "options.max_term is not a setting of the task"),
         ({"size": 0}, "size must be in [1, inf)"),
         ({"seed": -1}, "seed must be in [0, inf)"),
         ({"split": "heldout"}, "did you mean 'held_out'"),
@@ -159,7 +159,7 @@ def test_source_refuses_a_wrong_table(keys: dict[str, Any], message: str) -> Non
 
 
 def test_source_says_when_the_task_refuses_its_options() -> None:
-    with pytest.raises(titanrl.ConfigError, match="'chain_sum' refuses them: max_terms must be >= min_terms"):
+    with pytest.raises(titanrl.ConfigError, match="'chain_sum' rejects them: max_terms must be >= min_terms"):
         source(options={"min_terms": 3, "max_terms": 2}).open()
 
 
@@ -177,5 +177,5 @@ def test_every_question_of_a_small_task_is_on_one_side() -> None:
 def test_source_says_when_nothing_can_be_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titanrl.components.sources.reasoning_gym.is_held_out", lambda _: False)
     assert len(questions(source(size=20).open())) > 1
-    with pytest.raises(titanrl.ConfigError, match="has no question for split 'held_out' among 400"):
+    with pytest.raises(titanrl.ConfigError, match="has no prompt for split 'held_out' among 400"):
         source(split="held_out").open()

@@ -32,7 +32,7 @@ from titanrl.serve.http import Batcher
 from titanrl.serve.reward_model import reward_app
 
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
-NO_TOKEN = "no token of the row is trainable"
+NO_TOKEN = "the row has no loss tokens"
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_model_of_several_heads_gives_their_weighted_sum() -> None:
         assert chosen.scores(batch) == pytest.approx([4.0, 6.0])
         for wrong in ({}, {"helpful": 1.0}, {"helpful": 1.0, "brief": 1.0, "kind": 1.0}):
             with pytest.raises(
-                titanrl.ConfigError, match=r"heads must weigh those of .*: helpful, brief, got"
+                titanrl.ConfigError, match=r"heads must give a weight to each head of .*helpful, brief.*, got"
             ):
                 reward(url=url, heads=wrong).scores(batch)
 
@@ -182,7 +182,7 @@ def test_foreign_server_is_told_from_a_reward_server() -> None:
     for reply in ({}, {"heads": ["a"], "scores": [[1.0]]}, [1.0]):
         with (
             answering(lambda *_, reply=reply: (200, reply)) as url,
-            pytest.raises(TrainingError, match=f"{url} is no reward server of this version"),
+            pytest.raises(TrainingError, match=f"{url} is not a reward server of this version"),
         ):
             reward(url=url).scores(make_batch()[:2])
 
@@ -245,7 +245,7 @@ def test_serve_reward_serves_a_folder(folder: Path, monkeypatch: pytest.MonkeyPa
         (
             "config.json",
             '{"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "x"}}',
-            "config.json cannot be read: 'max_position_embeddings' is missing; write the folder anew",
+            "config.json cannot be read: 'max_position_embeddings' is missing; write the folder again",
         ),
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
     ],

@@ -114,15 +114,15 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     ("format", "record", "message"),
     [
         ("messages", {"mesages": []}, "has no 'messages'; did you mean 'mesages'? add it, or name it"),
-        ("messages", {"messages": [USER]}, "messages holds no assistant message"),
+        ("messages", {"messages": [USER]}, "messages has no assistant message"),
         ("messages", {"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role must be one of"),
         ("prompt_completion", {"prompt": " ", "completion": "a"}, "prompt must be a text or a list of"),
         ("prompt_completion", {"prompt": "q"}, "has no 'completion'"),
         ("prompt_completion", {"prompt": "q", "completion": None}, "has no 'completion'; it is null."),
-        ("prompt_completion", {"prompt": "q", "completion": [GOOD]}, "prompt is a text and its answer"),
+        ("prompt_completion", {"prompt": "q", "completion": [GOOD]}, "prompt is a text and its response"),
         ("preference", {"prompt": "q"}, "has neither 'chosen' and 'rejected' nor 'answers'; name them"),
         ("preference", {"prompt": "q", "chosen": "a"}, "has no 'rejected'"),
-        ("preference", {"prompt": "q", "answers": ["a"]}, "answers must be a list of two answers or more"),
+        ("preference", {"prompt": "q", "answers": ["a"]}, "answers must be a list of two responses or more"),
         ("ranked", {"prompt": "q", "answers": ["a", "b"], "scores": [1]}, "scores must be a list of 2"),
         ("ranked", {"prompt": "q", "answers": ["a", "b"], "scores": [1, 1]}, "scores must not all be equal"),
         ("unpaired", {"prompt": "q", "completion": "a", "label": "good"}, "label must be true (good)"),
@@ -163,7 +163,7 @@ def test_keys_that_say_nothing_are_refused(tmp_path: Path, keys: dict[str, Any],
 
 
 def test_split_of_a_single_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(titanrl.ConfigError, match="split: a single file has none, got 'test'"):
+    with pytest.raises(titanrl.ConfigError, match="split: a single file has no split, got 'test'"):
         settings(tmp_path / "data.jsonl", format="messages", split="test").open()
 
 

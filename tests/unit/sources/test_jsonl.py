@@ -68,12 +68,12 @@ def test_bad_rows_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         rows(tmp_path, "x\n" * 12)
     assert "prompts.jsonl:10:" in str(error.value)
-    assert str(error.value).endswith("and 2 more bad rows.")
+    assert str(error.value).endswith("and 2 more invalid rows.")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_file_without_rows_is_an_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(titanrl.ConfigError, match="holds no row; add at least one"):
+    with pytest.raises(titanrl.ConfigError, match="has no rows; add at least one"):
         rows(tmp_path, text)
 
 
