@@ -78,7 +78,7 @@ def lock(pip: list[str], name: str, platform: Platform) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(wanted) + "\n")
         requirements.flush()
-        found = report(pip, "-r", requirements.name)
+        found = report(pip, "-r", requirements.name, "-c", str(HERE / "constraints.txt"))
     pins = {name_of(str(item["name"])): str(item["version"]).split("+")[0] for item in found}
     package, version = platform.vllm.split("==")
     pins[package] = version

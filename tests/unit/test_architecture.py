@@ -35,8 +35,9 @@ class Import(NamedTuple):
 
 def python_files(*folders: str) -> list[Path]:
     found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    # Links are not followed twice: titanrl/components is ../components.
-    return sorted({path for path in found if (ROOT / "titanrl/components") not in path.parents})
+    # Links are not followed: titanrl/components is ../components, titanrl/presets is ../experiments.
+    links = {ROOT / "titanrl/components", ROOT / "titanrl/presets"}
+    return sorted({path for path in found if links.isdisjoint(path.parents)})
 
 
 def imports_of(source: str, name: str) -> Iterator[Import]:

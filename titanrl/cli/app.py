@@ -16,6 +16,7 @@ from titanrl.cli import (
     evaluate,
     model,
     pipeline,
+    presets,
     report,
     rft,
     serve,
@@ -71,6 +72,7 @@ app.command("train")(train.train)
 app.command("check")(check.check)
 app.command("show")(check.show)
 app.command("components")(components.components)
+app.command("presets")(presets.presets)
 app.add_typer(model.models, name="model")
 app.command("export")(model.export)
 app.command("rft")(rft.rft)

@@ -12,6 +12,7 @@ import tomli
 from titanrl.config.experiment import Experiment
 from titanrl.config.imports import import_all
 from titanrl.config.merge import Layers
+from titanrl.config.presets import locate
 from titanrl.errors import ConfigError, Problem, did_you_mean
 
 __all__ = ["load", "parse", "read", "read_toml"]
@@ -27,7 +28,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Returns the experiment of a TOML file.
 
     Args:
-        path: the file. overrides: ``a.b.c=value`` each, laid over it; names of components come first.
+        path: the file, or ``titanrl:`` and the name of a preset.
+        overrides: ``a.b.c=value`` each, laid over it; names of components come first.
 
     Raises:
         ConfigError: with every mistake, each with its table, key, file, and what is allowed.
@@ -56,6 +58,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     Raises:
         ConfigError: a file is missing or no TOML, ``base`` leads in a circle, or an override has no place.
     """
+    path = locate(path)
     layers = _stack(path, ())
     problems: list[Problem] = []
     for assignment in sorted(overrides, key=lambda each: not each.partition("=")[0].strip().endswith("name")):
@@ -78,7 +81,7 @@ def _stack(path: Path, above: tuple[Path, ...]) -> Layers:
     layers = Layers(PLAIN_NAMES)
     bases, imports, drops = (table.pop(key, []) for key in ("base", "imports", "drop"))
     for base in _strings(bases, "base", path):
-        layers.absorb(_stack(path.parent / base, (*above, path.resolve())))
+        layers.absorb(_stack(locate(base, path.parent), (*above, path.resolve())))
     for dropped in _strings(drops, "drop", path):
         try:
             layers.drop(dropped)
