@@ -27,14 +27,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launch(WORKER, folder, 2, timeout_seconds=500)
 
 
-def test_k15_02_norm_counts_a_replicated_gradient_once(ranks: list[dict[str, Any]]) -> None:
+def test_grad_norm_counts_a_replicated_gradient_once(ranks: list[dict[str, Any]]) -> None:
     """sqrt(3^2 + 4^2 + 12^2); counted per rank it would be 17.69, and 7.07 for two copies of 5."""
     for rank in ranks:
         assert rank["norm"] == pytest.approx(13.0)
         assert rank["norm of copies"] == pytest.approx(5.0)
 
 
-def test_k15_04_gradient_of_any_log_softmax_is_right_on_a_sharded_vocabulary(
+def test_vocab_parallel_log_softmax_gradient_equals_the_closed_form(
     ranks: list[dict[str, Any]],
 ) -> None:
     """w - softmax(z) sum(w), where an identity as backward pass would return w."""
@@ -46,13 +46,13 @@ def test_k15_04_gradient_of_any_log_softmax_is_right_on_a_sharded_vocabulary(
         torch.testing.assert_close(rank["head"]["logprob"], z.log_softmax(-1), atol=1e-6, rtol=1e-5)
 
 
-def test_k15_05_gradient_on_a_sharded_vocabulary_sums_to_zero(ranks: list[dict[str, Any]]) -> None:
+def test_vocab_parallel_gradient_sums_to_zero(ranks: list[dict[str, Any]]) -> None:
     """Ranks that do not own the label have their share of it, and none is multiplied by the ranks."""
     total = sum(rank["head"]["gradient"].sum(-1) for rank in ranks)
     torch.testing.assert_close(total, torch.zeros(3), atol=1e-5, rtol=0)
 
 
-def test_k15_13_ranks_run_equally_many_micro_batches_whatever_their_rows(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_run_the_same_number_of_micro_batches(ranks: list[dict[str, Any]]) -> None:
     """A rank with one more would wait for the others' collectives for ever."""
     assert ranks[0]["micro-batches"] == [8, 8]
     assert ranks[1]["micro-batches"] == [4, 0]

@@ -37,7 +37,7 @@ def test_reward_gives_the_golden_values(case: dict[str, Any], thread: str) -> No
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=ids(ERRORS))
-def test_reward_refuses_the_golden_mistakes(case: dict[str, Any]) -> None:
+def test_reward_refuses_the_golden_errors(case: dict[str, Any]) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         titanrl.build("reward", table(case))
     assert all(word in str(error.value) for word in case["expect"]["mentions"])

@@ -42,7 +42,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("max_tokens", [1, 120])
-def test_k1_21_logprobs_of_a_row_are_its_own(
+def test_logprobs_do_not_depend_on_padding_or_neighbouring_rows(
     make_engine: Callable[..., Engine], model_folder: Path, layout: str, max_tokens: int
 ) -> None:
     from transformers import AutoModelForCausalLM

@@ -18,7 +18,7 @@ SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 100])
-def test_k1_22_values_come_back_to_their_rows(max_tokens: int) -> None:
+def test_values_are_returned_in_row_order(max_tokens: int) -> None:
     """Row i has the value i + 1 everywhere; packing by length takes the rows in another order."""
     batch = rows_of([1, 2, 3], lengths=[1, 3, 2])
     value = OneWeightRole(head="value", max_tokens=max_tokens).score(batch, ("value",))["value"]
@@ -27,7 +27,7 @@ def test_k1_22_values_come_back_to_their_rows(max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 100])
-def test_k14_06_entropy_is_counted_with_its_own_rows_length(max_tokens: int) -> None:
+def test_entropy_is_averaged_with_the_length_of_its_own_row(max_tokens: int) -> None:
     batch = rows_of([1, 2, 3], lengths=[3, 1, 2])
     model = OneWeight(max_tokens=max_tokens)
     assert model.score(batch, ("entropy",))["entropy"].sum(1).tolist() == [3, 2, 6]
@@ -39,13 +39,13 @@ def test_k14_06_entropy_is_counted_with_its_own_rows_length(max_tokens: int) -> 
 
 
 @pytest.mark.parametrize(("rows", "blanks"), [(2, 2), (3, 1), (4, 0), (6, 0), (7, 0), (8, 0)])
-def test_k3_07_blanks_fill_up_to_the_stages_and_no_further(rows: int, blanks: int) -> None:
+def test_dummy_micro_batches_fill_up_to_the_pipeline_stages(rows: int, blanks: int) -> None:
     parts = OneWeightRole(pp=4).micro_batches(rows_of([1] * rows))
     assert [len(part.rows) for part in parts] == [1] * rows + [0] * blanks
 
 
 @pytest.mark.parametrize(("rows", "blanks"), [(2, 2), (6, 2), (7, 1), (8, 0)])
-def test_k3_07_stages_that_take_turns_get_whole_rounds(rows: int, blanks: int) -> None:
+def test_interleaved_stages_get_whole_rounds_of_micro_batches(rows: int, blanks: int) -> None:
     role = OneWeightRole(pp=4)
     role.model.stages = [None, None]
     parts = role.micro_batches(rows_of([1] * rows))
@@ -53,13 +53,13 @@ def test_k3_07_stages_that_take_turns_get_whole_rounds(rows: int, blanks: int) -
 
 
 @pytest.mark.parametrize(("tokens", "padding"), [(6, 2), (7, 1), (8, 0)])
-def test_k3_07_lines_that_ranks_divide_are_not_padded(tokens: int, padding: int) -> None:
+def test_packed_sequence_is_padded_to_a_multiple_of_tensor_parallel_ranks(tokens: int, padding: int) -> None:
     (part,) = OneWeightRole(tp=4, max_tokens=100).micro_batches(rows_of([1], lengths=[tokens]))
     assert part.tokens.shape == (1, tokens + padding)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 100])
-def test_k3_09_every_micro_batch_is_in_the_gradient(max_tokens: int) -> None:
+def test_every_micro_batch_is_in_the_gradient(max_tokens: int) -> None:
     model = OneWeight(lr=0.5, max_tokens=max_tokens)
     found = model.update(rows_of([1, 2, 3]), SUPERVISED, NO_TERMS)
     assert found["update/grad_norm"] == (6.0, 1.0)
@@ -68,7 +68,7 @@ def test_k3_09_every_micro_batch_is_in_the_gradient(max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 100])
-def test_k3_11_the_norm_is_that_of_the_normalised_sum(max_tokens: int) -> None:
+def test_grad_norm_is_that_of_the_normalized_sum(max_tokens: int) -> None:
     batch = rows_of([1, 1, 1, 1])
     batch["loss_weight"] = titanrl.build("aggregation", {"name": "token_mean"})(
         batch["loss_mask"], batch["group_id"]
@@ -81,7 +81,7 @@ def test_k3_11_the_norm_is_that_of_the_normalised_sum(max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("lengths", "columns"), [([3, 2], 3), ([4, 2], 4), ([1, 1], 1)])
-def test_k9_10_the_longest_rows_last_token_is_kept(lengths: list[int], columns: int) -> None:
+def test_trimming_keeps_the_last_token_of_the_longest_row(lengths: list[int], columns: int) -> None:
     wide = rows_of([5, 6], lengths=[4, 4])
     wide["loss_mask"] = torch.arange(4) < torch.tensor(lengths)[:, None]
     part = pack_sequences(wide, torch.arange(2), CPU)
@@ -89,7 +89,7 @@ def test_k9_10_the_longest_rows_last_token_is_kept(lengths: list[int], columns: 
     assert part.num_trained == sum(lengths)
 
 
-def test_k17_05_every_key_is_cut_by_rows() -> None:
+def test_micro_batches_split_every_key_by_rows() -> None:
     batch = rows_of([1, 2, 3, 4], lengths=[3] * 4)
     batch["old_logprob"] = torch.arange(12.0).view(4, 3)
     batch["candidate_logprob"] = torch.arange(24.0).view(4, 3, 2)
@@ -99,7 +99,7 @@ def test_k17_05_every_key_is_cut_by_rows() -> None:
         assert torch.equal(part["candidate_logprob"], batch["candidate_logprob"][number : number + 2])
 
 
-def test_k17_05_numbers_of_iterations_are_no_rows() -> None:
+def test_batch_refuses_a_leading_iteration_dimension() -> None:
     batch = rows_of([1, 2, 3, 4], lengths=[3] * 4)
     with pytest.raises(RuntimeError, match=r"torch.Size\(\[2, 4, 3\]\)"):
         batch["old_logprob"] = torch.zeros(2, 4, 3)

@@ -28,7 +28,7 @@ class Product(torch.nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
-def test_k3_08_a_pipeline_adds_to_the_gradient_that_is_there(schedule: str) -> None:
+def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str) -> None:
     """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5."""
     device = init_distributed()
     module = Product()

@@ -26,7 +26,7 @@ REGRESSION = Objective(loss=titanrl.build("loss", {"name": "value"}))
 ROOT = Path(__file__).parents[3]
 
 
-def test_k7_04_a_new_head_is_as_wide_as_the_hidden_state_and_always_the_same(
+def test_new_value_head_has_the_hidden_size_and_is_zero_for_every_seed(
     tmp_path: Path, make_engine: Make
 ) -> None:
     folder = tiny.create(tmp_path / "model", hidden=8, heads=2)
@@ -82,7 +82,7 @@ torch.save([step(engine, 2), step(engine, 3)], folder / "resumed.pt")
 """
 
 
-def test_k7_05_a_resumed_critic_goes_on_bit_for_bit_in_a_new_process(
+def test_resumed_critic_continues_bitwise_in_a_new_process(
     tmp_path: Path, make_engine: Make, model_folder: Path
 ) -> None:
     tiny.create(tmp_path / "critic", head="value", scale=0.2, seed=1)
@@ -102,7 +102,7 @@ def test_k7_05_a_resumed_critic_goes_on_bit_for_bit_in_a_new_process(
 
 
 @pytest.mark.parametrize("name", ["mean", "score.bias", "v_head.weight"])
-def test_k7_07_statistics_that_would_be_left_out_are_refused(
+def test_value_model_refuses_weights_that_it_would_ignore(
     tmp_path: Path, make_engine: Make, name: str
 ) -> None:
     folder = tiny.create(tmp_path / "reward", head="value")

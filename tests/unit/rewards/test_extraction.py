@@ -87,7 +87,7 @@ def test_last_tag_is_found(text: str, content: str | None) -> None:
 @pytest.mark.parametrize(
     "piece", [r"\boxed{", "}", "{", "1,111", "1", ".1", "<answer>", "</answer>", "-", "x\u0000\ud800"]
 )
-def test_megabyte_answers_take_linear_time(piece: str) -> None:
+def test_extraction_takes_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     start = time.perf_counter()
     last_boxed(text), last_number(text), last_tag(text, "answer")

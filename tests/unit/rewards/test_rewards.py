@@ -76,7 +76,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", titanrl.names("reward"))
-def test_reward_is_one_finite_number_a_row_in_order(name: str) -> None:
+def test_reward_is_one_finite_number_per_row_in_order(name: str) -> None:
     """The contract for any text, K8-07: each row scores in company what it scores alone."""
     component = reward(name)
     batch = make(list(NASTY))
@@ -128,7 +128,7 @@ def test_exact_match_reads_the_response_only(extract: str) -> None:
     assert reward("exact_match", extract=extract)(batch).tolist() == [0.0]
 
 
-def test_exact_match_of_numbers_beyond_floats_is_no_match() -> None:
+def test_exact_match_of_numbers_beyond_floats_does_not_match() -> None:
     batch = make(["1" * 400], ["2" * 400])
     assert reward("exact_match", extract="number")(batch).tolist() == [0.0]
 
@@ -151,14 +151,14 @@ def test_math_answer_is_symmetric(left: str, right: str, score: float) -> None:
     assert reward("math_answer")(batch).tolist() == [score, score]
 
 
-def test_math_answer_needs_something_to_compare() -> None:
+def test_math_answer_requires_a_reference() -> None:
     """K8-12: unparsable texts equal nothing, an explicit empty set equals an empty set."""
     responses = ["", r"\boxed{}", "@@", r"\boxed{\emptyset}", r"\boxed{\emptyset}", r"\boxed{4}"]
     answers = ["", "", "@@", "@@", r"\emptyset", ""]
     assert reward("math_answer")(make(responses, answers)).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def test_math_answer_outlives_a_power_tower() -> None:
+def test_math_answer_times_out_on_a_power_tower() -> None:
     """K8-05: the tower scores failure, later answers their own score."""
     batch = make([r"\boxed{4}", "$5^{5^{5^{5^5}}}$", r"\boxed{4}", "so it is $4$"])
     values = reward("math_answer", timeout_seconds=3.0, failure=-0.5)(batch)
@@ -170,7 +170,7 @@ def test_math_answer_without_a_box_is_extracted() -> None:
     assert reward("math_answer")(batch).tolist() == [1.0, 1.0, 0.0]
 
 
-def test_repetition_counts_trainable_labels_only() -> None:
+def test_repetition_counts_response_tokens_only() -> None:
     batch = TensorDict(
         {
             "labels": torch.tensor([[9, 1, 2, 1, 2, 9], [1, 1, 1, 1, 1, 1]]),

@@ -52,7 +52,7 @@ def decoded(
 
 
 @pytest.mark.parametrize("end", [EOS, 0])
-def test_k1_19_an_answer_ends_with_one_end_token_whatever_padding_is(
+def test_response_ends_with_one_eos_also_if_pad_is_eos(
     folder: Path, monkeypatch: pytest.MonkeyPatch, end: int
 ) -> None:
     """Four rows, so that those that ended stay in the batch for a while; padded ids of a batch are 0."""
@@ -66,7 +66,7 @@ def test_k1_19_an_answer_ends_with_one_end_token_whatever_padding_is(
     assert batch["labels"][0][batch["loss_mask"][0]].tolist() == [5, 6, end]
 
 
-def test_k1_19_a_written_end_token_is_not_doubled(folder: Path) -> None:
+def test_scripted_eos_is_not_duplicated(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -77,13 +77,13 @@ def test_k1_19_a_written_end_token_is_not_doubled(folder: Path) -> None:
     assert [answer.finish_reason for answer in answers] == [0, 0, 0]
 
 
-def test_k1_20_only_an_end_token_finishes_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_reason_is_stop_only_after_eos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = decoded(folder, monkeypatch, [CUT, ENDED, FULL], LIMIT)
     assert [list(answer.ids) for answer in answers] == [CUT[:LIMIT], ENDED, FULL]
     assert [answer.finish_reason for answer in answers] == [1, 0, 1]
 
 
-def test_k1_20_a_script_is_cut_like_a_model(folder: Path) -> None:
+def test_scripted_response_is_truncated_like_a_models(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -99,7 +99,7 @@ def test_k1_20_a_script_is_cut_like_a_model(folder: Path) -> None:
     ("ids", "said", "reason"),
     [(CUT[:LIMIT], "length", 1), (ENDED, "stop", 0), (FULL, "length", 1), ([5], "abort", 2), ([5], None, 2)],
 )
-def test_k1_20_an_engines_word_for_it_is_taken(ids: list[int], said: str | None, reason: int) -> None:
+def test_finish_reason_of_vllm_is_mapped(ids: list[int], said: str | None, reason: int) -> None:
     entries = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
     completion = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=said)
     assert _sample_of(completion).finish_reason == reason
