@@ -28,7 +28,7 @@ from titanrl.components.rewards.text import last_boxed, last_number, last_tag
     ],
 )
 def test_last_balanced_box_is_found(text: str, content: str | None) -> None:
-    """K8-01: nested braces, several boxes, boxes that never close."""
+    """Nested braces, several boxes, boxes that never close."""
     assert last_boxed(text) == content
 
 
@@ -65,7 +65,7 @@ def test_last_box_agrees_with_counting_braces(text: str) -> None:
     ],
 )
 def test_last_number_is_read(text: str, number: float | None) -> None:
-    """K8-02: commas, currency, signs, bold marks, many digits."""
+    """Commas, currency, signs, bold marks, many digits."""
     assert last_number(text) == number
 
 

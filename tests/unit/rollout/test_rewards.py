@@ -104,7 +104,7 @@ LATE = "took longer than its timeout_seconds, 0.5"
     ],
 )
 def test_failing_row_gets_the_failure_score_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
-    """K8-06, K8-07: the middle row fails, whatever way; rows don't shift, and the reason is kept."""
+    """However the middle row fails, scores stay with their rows and the reason is recorded."""
     scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), timeout_seconds=0.5)])
     assert scores["rewards", "r"].tolist() == [1.0, -7.0, 3.0]
     assert scores["reward"].tolist() == [1.0, -7.0, 3.0]
@@ -188,7 +188,7 @@ def test_two_rewards_with_one_label_are_refused() -> None:
 
 
 def test_pooled_reward_counts_timeouts() -> None:
-    """K8-05: the tower is late, the next row is scored, the failure is counted."""
+    """The tower times out, the next row is scored, the failure is counted."""
     math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure": -0.25})
     tower = "$5^{5^{5^{5^5}}}$"
     scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])

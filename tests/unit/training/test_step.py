@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.algorithm.test_compute_advantages import algorithm
 from tests.unit.engine.one_weight import OneWeight, rows_of
-from tests.unit.training.test_faults_steps import session_of
+from tests.unit.training.test_optimizer_steps import session_of
 from titanrl.algorithm.metrics import means
 from titanrl.errors import ConfigError
 from titanrl.training.step import optimize

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met in how a batch becomes optimizer steps; by number."""
+"""A batch becomes optimizer steps: normalization, validation, epochs, minibatches and shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPERVISED = algorithm(loss={"name": "sft"})
 
 
 def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
-    """Returns a session with the parts that the tests need, on one rank."""
+    """Return a session with the parts that the tests need, on one rank."""
     loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
     loop |= {"target_kl": None, "skip_zero_advantage": False}
     loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
@@ -53,7 +53,7 @@ def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) 
     return Session(**(given | parts))
 
 
-# -------------------------------------------------------------- 3: sizes of steps and of gradients
+# ----------------------------------------------------------- normalization of steps
 
 
 def test_grad_norm_does_not_depend_on_the_number_of_rows() -> None:
@@ -112,7 +112,7 @@ def _two(policy: titanrl.PolicyOutputs, batch: TensorDict) -> titanrl.TokenLoss:
     return titanrl.TokenLoss(2.0 + 0.0 * policy.logprob, {})
 
 
-# ------------------------------------------------------------------------------- 6: nothing is left over
+# ----------------------------------------------- coverage of epochs, ranks and batches
 
 
 def test_last_examples_of_an_epoch_are_batched_with_the_next() -> None:
@@ -146,7 +146,7 @@ def test_minibatches_cover_a_ragged_batch() -> None:
     assert sorted(int(i) for part in parts for i in part["input_ids"]) == list(range(1, 11))
 
 
-# ------------------------------------------------------------------------------- 17: iterations
+# --------------------------------------------------------------- epochs over a batch
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100])

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met with fixed answers, cut ones and other prompts'; by number."""
+"""Overlong dataset examples, and the mismatched pairs of KTO's reference point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT, ANSWER, LIMIT = [1, 2, 3], [4, 5, 6], 4
 
 
 def feed(*answers: str, too_long: str) -> ExampleLoader:
-    """Returns examples of one prompt; an answer's length is that of its text."""
+    """Return examples of one prompt; a response has as many tokens as its text has characters."""
 
     def encode(row: Example) -> TokenizedExample:
         assert isinstance(row.response, str)
@@ -41,7 +41,7 @@ def test_overlong_example_is_dropped_and_counted() -> None:
 
 
 def test_mismatched_kto_response_keeps_a_label() -> None:
-    """A prompt leaves room for one token at least, as its own answer fitted."""
+    """A prompt leaves space for at least one token, because its own response fitted."""
     mixed = mismatched(batch_of((PROMPT, [4]), ([7], ANSWER)), LIMIT)
     assert [raw(mixed, i) for i in range(2)] == [[1, 2, 3, 4], [7, 4]]
     assert mixed["loss_mask"].sum(1).tolist() == [1, 1]

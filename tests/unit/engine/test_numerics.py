@@ -1,6 +1,6 @@
-"""Faults of parallel engines that one process shows, each as the numbers that are right.
+"""Numerics of the engine that one process shows: clipping, positions, rotary angles.
 
-What needs several processes is in tests/distributed.
+Cases that need several processes are in tests/distributed.
 """
 
 from __future__ import annotations

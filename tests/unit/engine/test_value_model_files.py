@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met with critics and reward models on disk; by number."""
+"""Critics and reward models on disk: new heads, resumed critics, unsupported weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start(make_engine: Make, folder: Path) -> Engine:
 
 
 def step(engine: Engine, seed: int) -> torch.Tensor:
-    """Returns the critic's values after one more of its updates."""
+    """Return the critic's values after one more of its updates."""
     assert engine.critic is not None
     batch = make_batch(seed)
     batch["returns"] = batch["advantage"]
@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.unit.engine.conftest import LENGTH
-from tests.unit.engine.test_faults_value_models import start, step
+from tests.unit.engine.test_value_model_files import start, step
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
 

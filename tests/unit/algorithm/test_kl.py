@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks reported, on the KL term, rewards to gradient; by number."""
+"""The KL term from rewards to gradient: its metric, its placement, its precision, its expected gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met, on reward models and preferences; the number names the fault."""
+"""Losses of reward models and preference optimization: Bradley-Terry, DPO and its variants."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LN2 = math.log(2)
 
 
 def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Right-padded rows with the given numbers of trainable tokens."""
+    """Right-padded rows with the given numbers of response tokens."""
     return torch.arange(width or max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
-# ------------------------------------------------------ 7: critic and reward model
+# ------------------------------------------------------------------ reward models
 
 
 @pytest.mark.parametrize(
-    ("mask", "place"),
+    ("mask", "position"),
     [([1, 1, 1, 1, 1, 0], 4), ([0, 0, 1, 1, 1], 4), ([1, 1, 1], 2), ([1, 1, 0, 0, 1, 0], 4)],
 )
-def test_score_is_read_at_the_last_response_token(mask: list[int], place: int) -> None:
+def test_score_is_read_at_the_last_response_token(mask: list[int], position: int) -> None:
     value = torch.arange(len(mask))[None].float()
-    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == place
+    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == position
 
 
 def test_bradley_terry_of_identical_responses_is_ln_2_with_zero_gradient() -> None:
@@ -57,7 +57,7 @@ def test_reward_refuses_an_unsupported_normalize_option(name: str) -> None:
         titanrl.build("reward", {"name": name, "normalize": True})
 
 
-# ------------------------------------------------------------------ 9: preferences
+# --------------------------------------------------------------- preference losses
 
 
 def preference(logprob: torch.Tensor, ref_logprob: torch.Tensor, mask: torch.Tensor, **table: Any) -> Any:
@@ -66,7 +66,7 @@ def preference(logprob: torch.Tensor, ref_logprob: torch.Tensor, mask: torch.Ten
 
 
 def test_dpo_does_not_depend_on_the_padding_side() -> None:
-    """A prompt of 2 tokens, 3 chosen and 1 rejected; prompt and padding places hold garbage."""
+    """A prompt of 2 tokens, 3 chosen and 1 rejected; prompt and padding positions hold garbage."""
     answers = ([-1.0, -2.0, -0.5], [-0.7])
     losses = []
     for left in (False, True):

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks reported, on what a whole row or batch has in common; by number."""
+"""Statistics of a whole row or batch: sequence means, square batches, reward metrics, running baselines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from titanrl.training.state import LoopState
 
 __all__ = ["registry_as_before", "write"]
 
-# ----------------------------------------------------------- 1: means along a row
+# --------------------------------------------------------------- means along a row
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo", "ppo_clip", "reinforce"])
@@ -89,7 +89,7 @@ def test_group_relative_advantage_refuses_one_sample_per_prompt(write: Write, na
         load(write(), [f"algorithm.advantage={{{settings}}}", "loop.samples_per_prompt=1"])
 
 
-# ------------------------------------------------------------------ 6 and 7: what is reported
+# ------------------------------------------------------------------------ metrics
 
 
 def test_reward_mean_metric_applies_the_reward_weights() -> None:
@@ -128,7 +128,7 @@ def test_explained_variance_is_absent_for_constant_returns(
     )
 
 
-# --------------------------------------------------------------------- 7: running statistics
+# -------------------------------------------------------------- running statistics
 
 
 def test_ema_baseline_covers_the_global_batch_and_is_checkpointed() -> None:

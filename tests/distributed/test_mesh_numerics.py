@@ -1,8 +1,7 @@
-"""Faults that users of other frameworks met on meshes, each as the numbers that are right.
+"""Numerics on meshes of two ranks: gradient norms, vocabulary shards, numbers of micro-batches.
 
-Whole models are compared with one process in test_engine_meshes.py, which covers the others of their kind:
-K3-14 and K15-15 (gradients off by a degree), K15-06 (sums over ranks), K15-08 (ranks without labels), K15-10
-(tied weights on a pipeline) and K15-14 (uneven micro-batches).
+Whole models are compared with one process in test_engine_meshes.py: gradients that are off by a degree, sums
+over ranks, ranks without labels, tied weights under pipeline parallelism and uneven micro-batches.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from tests.distributed.torchrun import launch
 from titanrl.models import tiny
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(600)]
-WORKER = Path(__file__).parent / "faults_worker.py"
+WORKER = Path(__file__).parent / "mesh_numerics_worker.py"
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("faults")
+    folder = tmp_path_factory.mktemp("mesh_numerics")
     tiny.create(folder / "model")
     return launch(WORKER, folder, 2, timeout_seconds=500)
 
@@ -47,12 +46,12 @@ def test_vocab_parallel_log_softmax_gradient_equals_the_closed_form(
 
 
 def test_vocab_parallel_gradient_sums_to_zero(ranks: list[dict[str, Any]]) -> None:
-    """Ranks that do not own the label have their share of it, and none is multiplied by the ranks."""
+    """Ranks that do not own the label have their part of the gradient; no part is multiplied by the ranks."""
     total = sum(rank["head"]["gradient"].sum(-1) for rank in ranks)
     torch.testing.assert_close(total, torch.zeros(3), atol=1e-5, rtol=0)
 
 
 def test_ranks_run_the_same_number_of_micro_batches(ranks: list[dict[str, Any]]) -> None:
-    """A rank with one more would wait for the others' collectives for ever."""
+    """A rank with one more micro-batch would wait forever for the collectives of the others."""
     assert ranks[0]["micro-batches"] == [8, 8]
     assert ranks[1]["micro-batches"] == [4, 0]

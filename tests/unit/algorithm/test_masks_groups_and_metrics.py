@@ -1,6 +1,6 @@
-"""Faults that users of other frameworks reported, in advantages, group statistics, weights and metrics.
+"""Masking, loss weights, group statistics and metrics, in cases that need more than one component or none.
 
-Those with a golden case are in tests/golden; these are the ones that need more than one component, or none.
+Cases of a single component are in tests/golden.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def aggregate(name: str, mask: torch.Tensor, loss: torch.Tensor, **fields: Any) 
     return float((weight * loss).sum())
 
 
-# ------------------------------------------------------------------ 1: masks, padding, truncation
+# ----------------------------------------------------- masks, padding, truncation
 
 
 @pytest.mark.parametrize("layout", ["one row", "two rows", "an empty row"])
@@ -79,7 +79,7 @@ def test_masking_truncated_responses_keeps_lengths_and_group_statistics() -> Non
     assert got["correction_weight"][0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
-# ------------------------------------------------------------------ 3: weights
+# -------------------------------------------------------------------- loss weights
 
 
 def test_token_mean_clamps_the_token_count_from_below() -> None:
@@ -121,7 +121,7 @@ def test_metrics_of_micro_batches_add_to_those_of_the_batch() -> None:
     assert total["token"][1] == 4
 
 
-# ------------------------------------------------------------------ 6: groups
+# -------------------------------------------------------------------------- groups
 
 
 def test_grpo_centers_every_group() -> None:
@@ -183,7 +183,7 @@ def test_zero_std_group_keeps_its_kl_gradient_and_its_tokens() -> None:
     torch.testing.assert_close(logprob.grad[:2], torch.full((2, 1), 0.25 * 0.1))
 
 
-# ------------------------------------------------------------------ 14: metrics
+# ------------------------------------------------------------------------- metrics
 
 
 def test_token_metrics_are_reduced_as_sums_and_counts() -> None:

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met on the way from rows to micro-batches and back; by number."""
+"""Rows are split into micro-batches, and results, sums and norms are those of the whole batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from titanrl.engine.packing import assign_micro_batches, pack_sequences
 CPU = torch.device("cpu")
 SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))
 
-# ------------------------------------------------------- 1 and 14: rows come back to their places
+# ------------------------------------------------------------------- order of rows
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 100])
@@ -35,21 +35,21 @@ def test_entropy_is_averaged_with_the_length_of_its_own_row(max_tokens: int) -> 
     assert found["loss/entropy"] == pytest.approx(11 / 6)
 
 
-# ---------------------------------------------------------------- 3: blanks, sums, norms
+# ---------------------------------------------- dummy micro-batches, sums and norms
 
 
-@pytest.mark.parametrize(("rows", "blanks"), [(2, 2), (3, 1), (4, 0), (6, 0), (7, 0), (8, 0)])
-def test_dummy_micro_batches_fill_up_to_the_pipeline_stages(rows: int, blanks: int) -> None:
+@pytest.mark.parametrize(("rows", "dummies"), [(2, 2), (3, 1), (4, 0), (6, 0), (7, 0), (8, 0)])
+def test_dummy_micro_batches_fill_up_to_the_pipeline_stages(rows: int, dummies: int) -> None:
     parts = OneWeightRole(pp=4).micro_batches(rows_of([1] * rows))
-    assert [len(part.rows) for part in parts] == [1] * rows + [0] * blanks
+    assert [len(part.rows) for part in parts] == [1] * rows + [0] * dummies
 
 
-@pytest.mark.parametrize(("rows", "blanks"), [(2, 2), (6, 2), (7, 1), (8, 0)])
-def test_interleaved_stages_get_whole_rounds_of_micro_batches(rows: int, blanks: int) -> None:
+@pytest.mark.parametrize(("rows", "dummies"), [(2, 2), (6, 2), (7, 1), (8, 0)])
+def test_interleaved_stages_get_whole_rounds_of_micro_batches(rows: int, dummies: int) -> None:
     role = OneWeightRole(pp=4)
     role.model.stages = [None, None]
     parts = role.micro_batches(rows_of([1] * rows))
-    assert [len(part.rows) for part in parts] == [1] * rows + [0] * blanks
+    assert [len(part.rows) for part in parts] == [1] * rows + [0] * dummies
 
 
 @pytest.mark.parametrize(("tokens", "padding"), [(6, 2), (7, 1), (8, 0)])
@@ -77,7 +77,7 @@ def test_grad_norm_is_that_of_the_normalized_sum(max_tokens: int) -> None:
     assert found["update/grad_norm"] == (1.0, 1.0)
 
 
-# ------------------------------------------------------------ 9 and 17: what a micro-batch keeps
+# ----------------------------------------------------------- content of a micro-batch
 
 
 @pytest.mark.parametrize(("lengths", "columns"), [([3, 2], 3), ([4, 2], 4), ([1, 1], 1)])

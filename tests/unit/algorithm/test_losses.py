@@ -1,5 +1,4 @@
-"""Faults that users of other frameworks reported, on losses, KL and the objective: those that no law and no
-golden case already shows. The number is the fault's."""
+"""Losses, the KL term and the objective: cases beyond the property tests and the golden cases."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def objective(loss: str = "sft", kl: dict[str, Any] | None = None, **options: bo
 
 
 def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Right-padded rows with the given numbers of trainable tokens."""
+    """Right-padded rows with the given numbers of response tokens."""
     return torch.arange(width or max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
@@ -40,7 +39,7 @@ def kl_batch(log_ratio: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Ten
     return PolicyOutputs(logprob=logprob), batch
 
 
-# ------------------------------------------------------------------------------------- 2: KL
+# ---------------------------------------------------------------------------- KL term
 
 
 def test_kl_term_is_added_once_with_a_positive_sign() -> None:
@@ -109,7 +108,7 @@ def test_kl_importance_weight_is_per_token() -> None:
     assert total.item() == pytest.approx(1.349859 * 0.1 + 1.105171 * 0.2 + 1.0 * 0.3, abs=1e-6)
 
 
-# ------------------------------------------------------------- 3: aggregation over parts
+# --------------------------------------------------- aggregation over micro-batches
 
 
 def supervised(*rows: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Tensor]]:
@@ -172,7 +171,7 @@ def test_objective_normalizes_any_token_loss(shape: tuple[int, int]) -> None:
         assert total.item() == pytest.approx(1.0)
 
 
-# ----------------------------------------------------------------- 14 and 17: metrics, entropy
+# ---------------------------------------------------- entropy and policy gradients
 
 
 def test_entropy_metric_covers_response_tokens_only() -> None:

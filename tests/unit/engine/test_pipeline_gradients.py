@@ -1,4 +1,4 @@
-"""A fault that users of other frameworks met: pipeline stages that rescale what was accumulated before."""
+"""A pipeline schedule adds to the accumulated gradient and does not rescale it."""
 
 from __future__ import annotations
 
