@@ -36,7 +36,7 @@ def test_grad_norm_counts_a_replicated_gradient_once(ranks: list[dict[str, Any]]
 def test_vocab_parallel_log_softmax_gradient_equals_the_closed_form(
     ranks: list[dict[str, Any]],
 ) -> None:
-    """w - softmax(z) sum(w), where an identity as backward pass would return w."""
+    """w - softmax(z) sum(w); an identity as backward pass returns w (PyTorch #190746)."""
     z, w = ranks[0]["head"]["logits"], ranks[0]["head"]["weights"]
     wanted = w - z.softmax(-1) * w.sum(-1, keepdim=True)
     found = torch.cat([rank["head"]["gradient"] for rank in ranks], dim=-1)
@@ -46,12 +46,12 @@ def test_vocab_parallel_log_softmax_gradient_equals_the_closed_form(
 
 
 def test_vocab_parallel_gradient_sums_to_zero(ranks: list[dict[str, Any]]) -> None:
-    """Ranks that do not own the label have their part of the gradient; no part is multiplied by the ranks."""
+    """Ranks that do not own the label have their part of the gradient (ms-swift #9947)."""
     total = sum(rank["head"]["gradient"].sum(-1) for rank in ranks)
     torch.testing.assert_close(total, torch.zeros(3), atol=1e-5, rtol=0)
 
 
 def test_ranks_run_the_same_number_of_micro_batches(ranks: list[dict[str, Any]]) -> None:
-    """A rank with one more micro-batch would wait forever for the collectives of the others."""
+    """A rank with one more micro-batch would wait forever for a collective (verl #6176)."""
     assert ranks[0]["micro-batches"] == [8, 8]
     assert ranks[1]["micro-batches"] == [4, 0]

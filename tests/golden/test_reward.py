@@ -19,7 +19,7 @@ ERRORS = [case for case in CASES if "error" in case["expect"]]
 @pytest.mark.parametrize("case", VALUES, ids=ids(VALUES))
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_reward_gives_the_golden_values(case: dict[str, Any], thread: str) -> None:
-    """Signals belong to the main thread, rewards must not."""
+    """Rewards work outside the main thread, where signals do not (verl #5635)."""
     found: list[torch.Tensor] = []
 
     def score() -> None:

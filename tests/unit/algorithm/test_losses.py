@@ -43,6 +43,7 @@ def kl_batch(log_ratio: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Ten
 
 
 def test_kl_term_is_added_once_with_a_positive_sign() -> None:
+    """Reported as verl #211 (KL applied twice) and ToolRL #52 (wrong sign)."""
     policy = PolicyOutputs(logprob=torch.tensor([[math.log(0.5)]]))
     batch = kl_batch([0.0])[1] | {"ref_logprob": torch.tensor([[math.log(0.25)]])}
     with_term, _ = objective("reinforce", {"name": "k1"})(policy, batch, torch.tensor([0.1, 0.0]))
@@ -83,6 +84,7 @@ def test_kl_metric_is_unclamped_and_the_clamped_gradient_is_zero() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_topk_distill_refuses_jsd_with_beta_0_or_1(beta: float) -> None:
+    """Reported as TRL #3043: the generalized JSD is 0 at both ends."""
     with pytest.raises(titanrl.ConfigError, match="beta"):
         titanrl.build("loss", {"name": "topk_distill", "direction": "jsd", "beta": beta})
 
@@ -122,6 +124,7 @@ def supervised(*rows: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Tenso
 
 
 def test_loss_and_metrics_of_micro_batches_add_to_the_step() -> None:
+    """Reported as TRL #3021: the mean of micro-batch means is not the mean over tokens."""
     policy, batch = supervised([3.0], [1.0, 1.0, 1.0])
     batch["loss_weight"] = titanrl.build("aggregation", {"name": "token_mean"})(
         batch["loss_mask"], batch["group_id"]

@@ -64,6 +64,7 @@ def test_finish_reason_correction_drops_rollouts_and_not_turns() -> None:
 
 
 def test_masking_truncated_responses_keeps_lengths_and_group_statistics() -> None:
+    """Reported as TRL #3476: lengths were read from the mask of the loss."""
     mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     batch = batch_of(
         loss_mask=mask,
@@ -135,6 +136,7 @@ def test_grpo_centers_every_group() -> None:
 @pytest.mark.parametrize("value", [0.1, 0.35, 0.7, 1 / 3])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-6])
 def test_grpo_is_exactly_zero_for_equal_rewards(n: int, value: float, eps: float) -> None:
+    """Float32 residue of a mean or standard deviation is not amplified (NeMo-RL #4161)."""
     batch = batch_of(loss_mask=[[True]] * n, group_id=[0] * n, reward=[value] * n)
     for std in ("group", "batch", "leave_one_out", "none"):
         for baseline in ("mean", "leave_one_out"):
@@ -164,7 +166,7 @@ def test_group_advantages_do_not_depend_on_how_ranks_split_a_group() -> None:
 
 
 def test_zero_std_group_keeps_its_kl_gradient_and_its_tokens() -> None:
-    """By design: its advantage is 0, its KL gradient is not, and its tokens stay in the denominator."""
+    """By design: its advantage is 0, its KL gradient is not, its tokens stay in the denominator (TRL #7068)."""
     chosen = algorithm(advantage={"name": "grpo"}, kl={"placement": "loss", "coefficient": 0.1})
     batch = batch_of(
         loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],

@@ -28,6 +28,7 @@ def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
     [([1, 1, 1, 1, 1, 0], 4), ([0, 0, 1, 1, 1], 4), ([1, 1, 1], 2), ([1, 1, 0, 0, 1, 0], 4)],
 )
 def test_score_is_read_at_the_last_response_token(mask: list[int], position: int) -> None:
+    """Reported as transformers #35352: the first padding id is not the end if it equals EOS."""
     value = torch.arange(len(mask))[None].float()
     assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == position
 
@@ -82,6 +83,7 @@ def test_dpo_does_not_depend_on_the_padding_side() -> None:
 
 @pytest.mark.parametrize("variant", ["sigmoid", "sigmoid_norm", "aot", "aot_unpaired"])
 def test_dpo_loss_of_an_untrained_policy_is_ln_2(variant: str) -> None:
+    """Reported as open-instruct #1900: padding counted as part of a rejected response."""
     logprob = -torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     mask = mask_of(3, 5, 4, 0, 1, 2)
     result = preference(logprob, logprob, mask, variant=variant)

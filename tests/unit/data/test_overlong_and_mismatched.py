@@ -49,6 +49,7 @@ def test_mismatched_kto_response_keeps_a_label() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_kto_mismatch_pairs_no_prompt_with_its_own_response(size: int) -> None:
+    """Reported as TRL #1911: reversing a batch of odd size leaves the middle pair matched."""
     batch = batch_of(*(([10 + i], [20 + i]) for i in range(size)))
     answers = [raw(mismatched(batch, LIMIT), i)[1] - 20 for i in range(size)]
     assert answers == [size - 1, *range(size - 1)]

@@ -19,7 +19,7 @@ SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 100])
 def test_values_are_returned_in_row_order(max_tokens: int) -> None:
-    """Row i has the value i + 1 everywhere; packing by length takes the rows in another order."""
+    """Row i has the value i + 1 everywhere; packing by length reorders the rows (verl #431)."""
     batch = rows_of([1, 2, 3], lengths=[1, 3, 2])
     value = OneWeightRole(head="value", max_tokens=max_tokens).score(batch, ("value",))["value"]
     assert value.sum(1).tolist() == [1, 6, 6]
@@ -40,6 +40,7 @@ def test_entropy_is_averaged_with_the_length_of_its_own_row(max_tokens: int) -> 
 
 @pytest.mark.parametrize(("rows", "dummies"), [(2, 2), (3, 1), (4, 0), (6, 0), (7, 0), (8, 0)])
 def test_dummy_micro_batches_fill_up_to_the_pipeline_stages(rows: int, dummies: int) -> None:
+    """Reported as TorchTitan #775: fewer micro-batches than stages hang."""
     parts = OneWeightRole(pp=4).micro_batches(rows_of([1] * rows))
     assert [len(part.rows) for part in parts] == [1] * rows + [0] * dummies
 

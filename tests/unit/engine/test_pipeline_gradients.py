@@ -29,7 +29,10 @@ class Product(torch.nn.Module):
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str) -> None:
-    """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5."""
+    """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5.
+
+    Reported as TorchTitan #1733.
+    """
     device = init_distributed()
     module = Product()
     model = SimpleNamespace(

@@ -85,6 +85,7 @@ torch.save([step(engine, 2), step(engine, 3)], folder / "resumed.pt")
 def test_resumed_critic_continues_bitwise_in_a_new_process(
     tmp_path: Path, make_engine: Make, model_folder: Path
 ) -> None:
+    """Reported as NeMo-RL #3171: the critic's optimizer state was lost on resume."""
     tiny.create(tmp_path / "critic", head="value", scale=0.2, seed=1)
     engine = start(make_engine, tmp_path)
     before = [step(engine, seed) for seed in (0, 1)]

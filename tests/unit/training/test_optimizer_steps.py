@@ -151,7 +151,7 @@ def test_minibatches_cover_a_ragged_batch() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 100])
 def test_second_epoch_over_a_batch_uses_the_updated_policy(max_tokens: int) -> None:
-    """Three batches of four micro-batches (or one), two passes each: moved before the loss F T F T F T."""
+    """Three batches of one or four micro-batches, two epochs each; reported as tt-blacksmith #731."""
     chosen = algorithm(loss={"name": "ppo_clip"})
     model = OneWeight(lr=0.01, max_tokens=max_tokens)
     moved: list[bool] = []
