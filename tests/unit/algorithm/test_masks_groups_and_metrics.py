@@ -166,7 +166,7 @@ def test_group_advantages_do_not_depend_on_how_ranks_split_a_group() -> None:
 
 
 def test_zero_std_group_keeps_its_kl_gradient_and_its_tokens() -> None:
-    """By design: its advantage is 0, its KL gradient is not, its tokens stay in the denominator (TRL #7068)."""
+    """By design: its advantage is 0, but its KL gradient and its tokens count (TRL #7068)."""
     chosen = algorithm(advantage={"name": "grpo"}, kl={"placement": "loss", "coefficient": 0.1})
     batch = batch_of(
         loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],
