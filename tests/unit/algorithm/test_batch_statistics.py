@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import titanrl
 from tests.laws.estimate_batches import label, tables
@@ -17,6 +17,7 @@ from titanrl import PolicyOutputs
 from titanrl.algorithm.compute_advantages import compute_advantages
 from titanrl.algorithm.objective import Objective
 from titanrl.config import load
+from titanrl.config.tables import Reward
 from titanrl.data.prompts import PromptLoader
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import masked_mean
@@ -92,16 +93,23 @@ def test_group_relative_advantage_refuses_one_sample_per_prompt(write: Write, na
 # ------------------------------------------------------------------------ metrics
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A reward that is the same for every row."""
+
+    value: float
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        return torch.full(batch.batch_size, self.value)
+
+
 def test_reward_mean_metric_applies_the_reward_weights() -> None:
     batch = batch_of(loss_mask=[[True]], group_id=[0], finish_reason=[0])
-    terms: list[Any] = [
-        SimpleNamespace(
-            component=lambda _, value=value: torch.tensor([value]), weight=weight, label=label, failure=0.0,
-            timeout_seconds=None,
-        )
-        for label, value, weight in (("right", 1.0, 2.0), ("short", 0.4, 0.5))
-    ]  # fmt: skip
-    scores, _ = score_rewards(batch, terms)
+    rewards = [
+        Reward(component=Constant(1.0), weight=2.0, label="right"),
+        Reward(component=Constant(0.4), weight=0.5, label="short"),
+    ]
+    scores, _ = score_rewards(batch, rewards)
     metrics = batch_metrics(batch.update(scores))
     assert metrics["reward/mean"] == pytest.approx(2.2)
     assert (metrics["reward/right"], metrics["reward/short"]) == (1.0, pytest.approx(0.4))

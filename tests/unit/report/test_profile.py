@@ -7,13 +7,13 @@ import gzip
 import inspect
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from titanrl.config.report_tables import Profile, profile_problems
+from titanrl.config.tables import Loop
 from titanrl.report.profile import MEMORY_EVENTS, profiled
 
 
@@ -70,7 +70,7 @@ def test_memory_is_recorded_only_during_the_step(
 
 
 def test_profile_steps_count_from_the_start_of_the_run() -> None:
-    loop: Any = SimpleNamespace(steps=5)
+    loop = Loop(steps=5, prompts_per_step=1)
     assert profile_problems(Profile(steps=(1, 5)), loop) == []
     (problem,) = profile_problems(Profile(steps=(1, 6)), loop)
     assert "steps must be <= 5, [loop] steps, got 6" in str(problem)
