@@ -1,4 +1,4 @@
-# make train | test | sweep | lint | docs | lock | bench | clean
+# make train | quick | test | sweep | lint | docs | lock | bench | clean
 #
 # PYTHON       interpreter for the virtual environment (3.11 or 3.12)
 # TORCH_INDEX  further wheel index with a build of torch for this machine, where pip isn't already pointed at one
@@ -23,7 +23,7 @@ INSTALLED := $(VENV)/.installed-$(PLATFORM)-$(call hash,$(PINS) pyproject.toml)
 BENCHMARKS := $(patsubst benchmarks/test_bench_%.py,%,$(wildcard benchmarks/test_bench_*.py))
 BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
 
-.PHONY: train test sweep lint format docs lock bench clean install model
+.PHONY: train quick test sweep lint format docs lock bench clean install model
 .DEFAULT_GOAL := train
 
 train: $(INSTALLED) models/$(MODEL)/config.json
@@ -32,6 +32,11 @@ train: $(INSTALLED) models/$(MODEL)/config.json
 
 test: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+# The unit and golden tests that take about a second at most; less than a minute in all.
+quick: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not distributed and not vllm and not sweep" \
+	  $(PYTEST_ARGS) tests/unit tests/golden
 
 sweep: $(INSTALLED)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS)

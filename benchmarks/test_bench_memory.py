@@ -36,7 +36,7 @@ def held() -> dict[str, int]:
     return {"tensors": len(tensors), "bytes": size, "files": len(os.listdir("/proc/self/fd"))}
 
 
-def test_a_step_holds_as_much_late_as_early(tmp_path: Path, benchmark: Any) -> None:
+def test_step_memory_does_not_grow(tmp_path: Path, benchmark: Any) -> None:
     model = tiny.create(tmp_path / "model", context=256)
     sizes = ["loop.steps=200", "prompts.size=4096"]
     experiment = load(FILE, [f"model.path={model}", f"run.folder={tmp_path}", *sizes])

@@ -170,7 +170,7 @@ def test_packing_takes_milliseconds(seed: int, benchmark: Any) -> None:
     assert ratio >= 3, benchmark.extra_info
 
 
-def test_planning_finds_what_rows_share(benchmark: Any, one_thread: None) -> None:
+def test_packing_finds_shared_prefixes(benchmark: Any, one_thread: None) -> None:
     """4,096 rows of up to 1,024 tokens in groups of 8, from tokens to micro-batches."""
     length = torch.tensor(lognormal(0)).clamp(max=1023)
     generator = torch.Generator().manual_seed(0)

@@ -35,7 +35,7 @@ def cpu_seconds(*arguments: str) -> float:
 
 
 @pytest.mark.parametrize("command", ["show", "help"])
-def test_command_answers_before_trl_is_imported(command: str, benchmark: Any) -> None:
+def test_command_starts_before_trl_is_imported(command: str, benchmark: Any) -> None:
     ours = ("-m", "titanrl", *{"help": ["--help"], "show": ["show", str(FILE)]}[command])
     cpu_seconds(*ours)
     if benchmark.disabled:

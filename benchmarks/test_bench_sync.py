@@ -90,7 +90,7 @@ def transfers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transfers]:
     transfers.vllm.close()
 
 
-def test_weights_arrive(one_thread: None, transfers: Transfers, benchmark: Any) -> None:
+def test_weight_sync_is_complete(one_thread: None, transfers: Transfers, benchmark: Any) -> None:
     times: dict[str, list[float]] = {name: [] for name in ("ours", "state_dict", "safetensors")}
     transfers.ours()
     before = transfers.answers()

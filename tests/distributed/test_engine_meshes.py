@@ -205,7 +205,7 @@ def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, 
             assert_near(mine, {key: value[here].float() for key, value in wanted.items()})
 
 
-def test_micro_batches_are_uneven_and_ranks_of_some_steps_train_nothing(results: Results) -> None:
+def test_cases_hold_uneven_micro_batches_and_ranks_without_loss_tokens(results: Results) -> None:
     """Else equal parts would hide a mean over micro-batches or ranks."""
     (one,) = results[1, "untied"]
     for step, parts in one["trained"].items():
@@ -218,7 +218,7 @@ def test_micro_batches_are_uneven_and_ranks_of_some_steps_train_nothing(results:
 
 
 @pytest.mark.parametrize("kind", ["shared", "shared tied"])
-def test_critics_head_on_the_policys_body_is_trained_and_stays_at_home(results: Results, kind: str) -> None:
+def test_shared_value_head_is_trained_and_not_exported(results: Results, kind: str) -> None:
     """Else its gradient would be compared with nothing, and a sampler would be sent it."""
     (one,) = results[1, kind]
     for name, step in one["steps"].items():
@@ -237,9 +237,7 @@ def test_gradients_are_clipped_in_most_steps(results: Results) -> None:
 @pytest.mark.parametrize(
     ("processes", "mesh"), [(2, "pipeline"), (2, "interleaved"), (4, "tensor x pipeline")]
 )
-def test_copies_of_a_tied_matrix_stay_equal_over_pipeline_stages(
-    results: Results, processes: int, mesh: str
-) -> None:
+def test_tied_embeddings_stay_equal_over_pipeline_stages(results: Results, processes: int, mesh: str) -> None:
     (one,) = results[1, "tied"]
     ranks = results[processes, f"{mesh} tied"]
     ends = {name: value for rank in ranks for name, value in rank["ends"].items()}
@@ -250,7 +248,9 @@ def test_copies_of_a_tied_matrix_stay_equal_over_pipeline_stages(
     )
 
 
-def test_tied_model_is_exported_tied_from_a_pipeline(results: Results, export_folder: Path) -> None:
+def test_tied_model_is_exported_tied_under_pipeline_parallelism(
+    results: Results, export_folder: Path
+) -> None:
     """Transformers ties what the folder says is tied, so that no head may be lost on the way."""
     import transformers
 
@@ -262,7 +262,7 @@ def test_tied_model_is_exported_tied_from_a_pipeline(results: Results, export_fo
     assert torch.equal(loaded.lm_head.weight, weights["model.embed_tokens.weight"])
 
 
-def test_bfloat16_on_two_processes_is_bfloat16_on_one(results: Results) -> None:
+def test_bfloat16_on_two_processes_equals_one_process(results: Results) -> None:
     (one,) = results[1, "bfloat16"]
     wanted = one["steps"]["ppo_clip"]
     for rank in results[2, "bfloat16"]:

@@ -129,9 +129,7 @@ def lines(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_ranks_that_share_a_model_give_the_run_of_one(
-    runs: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_model_parallel_run_equals_one_process(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
     one, two = runs[RUNS[name][0]], runs[name]
     for wanted, found in zip(lines(one), lines(two), strict=True):
         assert wanted.keys() == found.keys()

@@ -67,7 +67,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     return launch(WORKER, folder, 4, timeout_seconds=900)
 
 
-def test_shards_of_any_kind_are_put_together(ranks: list[dict[str, Any]]) -> None:
+def test_shards_of_any_placement_are_gathered(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for name, found in rank["gathered"]["large"].items():
             assert found["equal"], name
@@ -75,7 +75,7 @@ def test_shards_of_any_kind_are_put_together(ranks: list[dict[str, Any]]) -> Non
         assert not rank["gathered"]["wrong"]
 
 
-def test_gathering_takes_little_beside_the_tensor(ranks: list[dict[str, Any]]) -> None:
+def test_gathering_takes_little_memory_beside_the_tensor(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for name, found in rank["gathered"]["large"].items():
             whole = 0 if name.startswith("copies of 1") else 1
@@ -83,7 +83,7 @@ def test_gathering_takes_little_beside_the_tensor(ranks: list[dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_two_tensors_exist_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
+def test_weight_stream_holds_two_tensors_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
     """The one handed out, until the next is whole; or a fused one, and the parts that it is cut into."""
     for rank in ranks:
         found = rank[mesh]
@@ -92,24 +92,20 @@ def test_two_tensors_exist_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> 
 
 
 @pytest.mark.parametrize("mesh", WORDY)
-def test_one_tensor_exists_at_a_time_where_it_is_the_largest_by_far(
-    ranks: list[dict[str, Any]], mesh: str
-) -> None:
+def test_weight_stream_holds_one_large_tensor_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
     for rank in ranks:
         found = rank[mesh]
         assert 1 - PAGES <= found["extra"] / found["largest"] <= 1 + STAGED + 2 * PAGES
 
 
 @pytest.mark.parametrize("mesh", [*MESHES, *EXPERTS])
-def test_stages_say_once_what_they_hold(ranks: list[dict[str, Any]], mesh: str) -> None:
+def test_pipeline_stages_announce_their_parameters_once(ranks: list[dict[str, Any]], mesh: str) -> None:
     for rank in ranks:
         assert rank[mesh]["exchanges"] == ("pipeline" in mesh)
 
 
 @pytest.mark.parametrize("mesh", EXPERTS)
-def test_bias_that_chooses_experts_is_never_rounded(
-    ranks: list[dict[str, Any]], folder: Path, mesh: str
-) -> None:
+def test_expert_bias_is_streamed_in_float32(ranks: list[dict[str, Any]], folder: Path, mesh: str) -> None:
     stored = load_file(folder / "mixture" / "model.safetensors")
     exported = load_file(folder / f"export {mesh}" / "model.safetensors")
     for name in BIASES:
@@ -122,7 +118,7 @@ def test_bias_that_chooses_experts_is_never_rounded(
             assert torch.equal(lent, stored[name])
 
 
-def test_all_else_that_a_pipeline_sends_is_rounded(ranks: list[dict[str, Any]]) -> None:
+def test_other_streamed_parameters_are_bfloat16(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for mesh in (*MESHES, *EXPERTS):
             if "pipeline" in mesh:

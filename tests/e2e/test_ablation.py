@@ -58,7 +58,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_ablation_finds_that_k2_in_the_loss_holds_the_policy_back(
+def test_ablation_finds_that_k2_in_the_loss_lowers_the_kl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

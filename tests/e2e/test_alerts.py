@@ -15,7 +15,7 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
-def test_alerts_are_told_once_and_may_end_the_run_which_then_resumes(file, tmp_path, capsys):  # noqa: F811
+def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, capsys):  # noqa: F811
     experiment = load(file, OVERRIDES)
     with pytest.raises(TrainingError, match=r"step 2 raised the alert kl, which \[alerts\] stop names"):
         online.train(experiment)

@@ -56,7 +56,7 @@ def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
     assert f"prompt by prompt: {difference['mean']:+.3f}" in result.output
 
 
-def test_several_answers_give_intervals_of_all_that_is_measured(file, tmp_path):
+def test_several_responses_give_intervals_of_every_metric(file, tmp_path):
     settings = ("samples_per_prompt=4", "temperature=1.0", "selector=repetition")
     overrides = [f"--set=evaluation.{each}" for each in settings]
     assert evaluate(file, *overrides, "--to", tmp_path / "found.json").exit_code == 0
@@ -66,7 +66,7 @@ def test_several_answers_give_intervals_of_all_that_is_measured(file, tmp_path):
     assert score["low"] < score["mean"] < score["high"]
 
 
-def test_what_cannot_be_judged_is_told(file, tmp_path):
+def test_evaluate_reports_targets_that_cannot_be_evaluated(file, tmp_path):
     result = evaluate(file, "--set=evaluation=")
     assert result.exit_code == 2
     assert "[evaluation.prompts] is missing; evaluate a file with held-out prompts" in result.output
@@ -77,7 +77,7 @@ def test_what_cannot_be_judged_is_told(file, tmp_path):
     assert "selector must be left out with samples_per_prompt = 1" in one.output
 
 
-def test_why_scores_failed_is_told(file, tmp_path):
+def test_evaluate_reports_the_reason_of_failed_scores(file, tmp_path):
     (tmp_path / "evaluated_rewards.py").write_text(
         "from dataclasses import dataclass\nfrom titanrl import register\n\n"
         '@register("reward", "brittle_evaluation")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'

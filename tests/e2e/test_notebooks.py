@@ -70,7 +70,7 @@ def texts(notebook: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_shows_what_it_computes(path: Path) -> None:
+def test_notebook_outputs_are_up_to_date(path: Path) -> None:
     stored = json.loads(path.read_text("utf-8"))
     assert texts(run(path)) == texts(stored), "python -m tests.e2e.test_notebooks"
 

@@ -75,7 +75,7 @@ def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(
     assert_resumes_bitwise(file, (1, 3, 4), within=offline, weights=weights, monkeypatch=monkeypatch)
 
 
-def test_workers_change_nothing_and_a_run_stopped_with_them_resumes_bitwise(
+def test_workers_do_not_change_a_run_and_it_resumes_bitwise(
     write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_resumes_bitwise(
@@ -109,7 +109,7 @@ def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Pa
                 assert two[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), (one["step"], key)
 
 
-def test_supervised_loss_falls_to_nearly_nothing_on_a_few_answers(write: Any, tmp_path: Path) -> None:
+def test_supervised_loss_nears_zero_on_a_few_examples(write: Any, tmp_path: Path) -> None:
     overrides = ["loop.steps=40", "loop.prompts_per_step=12", "evaluation.every=0", "checkpoint.enable=false"]
     run = online.train(load(write("sft"), overrides))
     first, *_, last = lines(run)
@@ -118,7 +118,7 @@ def test_supervised_loss_falls_to_nearly_nothing_on_a_few_answers(write: Any, tm
     assert last["loss/total"] < 0.05
 
 
-def test_preferences_are_learned_from_ln_2_on(write: Any) -> None:
+def test_preferences_are_learned_from_ln_2(write: Any) -> None:
     first, *steps = lines(online.train(load(write("dpo"))))
     assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert first["eval/margin"] == pytest.approx(0.0, abs=1e-6)
@@ -128,13 +128,13 @@ def test_preferences_are_learned_from_ln_2_on(write: Any) -> None:
     assert steps[-1]["eval/loss"] < 0.3
 
 
-def test_reward_model_learns_which_answer_is_better(write: Any) -> None:
+def test_reward_model_learns_the_preferred_response(write: Any) -> None:
     first, *steps = lines(online.train(load(write("rm"), ["loop.steps=8"])))
     assert steps[-1]["eval/loss"] < 0.7 * first["eval/loss"]
     assert steps[-1]["eval/accuracy"] == 1.0
 
 
-def test_every_metric_is_documented_and_rows_are_shown(write: Any) -> None:
+def test_every_metric_is_documented_and_samples_are_written(write: Any) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     for preset in FORMATS:
         run = online.train(load(write(preset), ["loop.steps=2"]))
@@ -147,7 +147,7 @@ def test_every_metric_is_documented_and_rows_are_shown(write: Any) -> None:
         assert (run / "curves.png").is_file()
 
 
-def test_bad_rows_and_rows_that_are_too_long_end_the_run_before_it_begins(write: Any, tmp_path: Path) -> None:
+def test_invalid_and_overlong_rows_are_refused_before_training(write: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}]}))
     for overrides, message in (
@@ -159,7 +159,7 @@ def test_bad_rows_and_rows_that_are_too_long_end_the_run_before_it_begins(write:
     assert not (tmp_path / "runs").exists()
 
 
-def test_long_rows_are_dropped_and_counted_where_asked(write: Any) -> None:
+def test_on_overlong_drop_drops_and_counts_rows(write: Any) -> None:
     overrides = ["training.seq_len=60", "data.too_long=drop", "evaluation.data.too_long=drop"]
     steps = lines(online.train(load(write("sft"), overrides)))
     assert sum(step.get("data/dropped", 0.0) for step in steps) > 0

@@ -73,7 +73,7 @@ def start(path: Path, *overrides: str) -> list[Any]:
     return run.run_recipe(load_pipeline(path, folder, overrides), folder)
 
 
-def test_stages_take_what_earlier_ones_left_and_end_in_a_table_and_a_picture(pipeline, capsys):
+def test_stages_use_earlier_outputs_and_end_in_a_table_and_a_plot(pipeline, capsys):
     results = start(pipeline)
     out = pipeline.parent / "out"
     assert [(each.name, each.scores is not None) for each in results] == [
@@ -92,7 +92,7 @@ def test_stages_take_what_earlier_ones_left_and_end_in_a_table_and_a_picture(pip
     assert "held-out score" in printed
 
 
-def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipeline, monkeypatch, capsys):
+def test_failed_stage_is_resumed_and_finished_ones_are_skipped(pipeline, monkeypatch, capsys):
     pipeline.write_text(PIPELINE.partition('\n\n[[stage]]\nname = "tuned"')[0])
     done: list[str] = []
     fails = ["export_run", "collect"]
@@ -132,7 +132,7 @@ def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipe
         start(pipeline, "rl.optimizer.lr=1e-3")
 
 
-def test_models_are_judged_anew_where_the_file_that_judges_has_changed(pipeline, monkeypatch):
+def test_models_are_evaluated_again_after_the_evaluation_file_has_changed(pipeline, monkeypatch):
     pipeline.write_text(PIPELINE.partition('\n\n[[stage]]\nname = "best"')[0])
     before = start(pipeline)
     monkeypatch.setattr(run, "train", lambda *_, **__: pytest.fail("trained again"))
@@ -161,7 +161,7 @@ def test_models_are_judged_anew_where_the_file_that_judges_has_changed(pipeline,
         ('evaluate = "experiment', 'evaluate = "expriment', r"evaluate: no such file: .*did you mean"),
     ],
 )
-def test_mistakes_are_found_before_anything_runs(pipeline, old, new, message):
+def test_errors_are_reported_before_any_stage_runs(pipeline, old, new, message):
     text = pipeline.read_text()
     assert old in text
     pipeline.write_text(text.replace(old, new))
@@ -180,7 +180,7 @@ def test_paths_may_hold_any_character(pipeline, folder):
     assert loaded.judge(f"{folder}/x").model.path == f"{folder}/x"
 
 
-def test_stage_or_judge_that_cannot_run_is_refused_before_anything_runs(pipeline):
+def test_stage_that_cannot_run_is_refused_before_any_stage_runs(pipeline):
     out = pipeline.parent / "out"
     check_pipeline(load_pipeline(pipeline, out), out)
     wrong = ["tuned.training.seq_len=512", "best.parallelism.tensor_parallel_degree=3"]
@@ -195,7 +195,7 @@ def test_stage_or_judge_that_cannot_run_is_refused_before_anything_runs(pipeline
     assert text.count("[training] seq_len must be <= 256") == 2
 
 
-def test_check_reads_pipelines(pipeline):
+def test_check_reads_recipes(pipeline):
     def check(*arguments: object) -> Any:
         return CliRunner().invoke(app, ["check", str(pipeline), *map(str, arguments)])
 
@@ -207,7 +207,7 @@ def test_check_reads_pipelines(pipeline):
     assert "--data reads experiments, not pipelines" in check("--data").output
 
 
-def test_file_that_is_no_text_or_a_folder_is_told(tmp_path):
+def test_unreadable_recipe_file_is_reported(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary.toml is no UTF-8 text"):
         load_pipeline(tmp_path / "binary.toml", tmp_path)

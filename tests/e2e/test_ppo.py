@@ -54,7 +54,7 @@ def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, monkeypatch)
     assert_resumes_bitwise(file, (1, 2), within=online, weights=both, monkeypatch=monkeypatch)
 
 
-def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_documented(file, tmp_path):
+def test_policy_is_frozen_during_critic_warmup_and_all_metrics_are_documented(file, tmp_path):
     run = online.train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
     rows = {row["step"]: row for row in lines(run)}
     assert [rows[step]["critic/warmup"] for step in (1, 2)] == [1.0, 0.0]
@@ -69,7 +69,7 @@ def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_docum
             assert name in documented_metrics("repetition") or re.fullmatch(r"time/\w+_seconds", name), name
 
 
-def test_critic_learns_what_a_constant_reward_is_worth_at_each_token(file):
+def test_critic_learns_the_value_of_a_constant_reward_at_each_token(file):
     # A discounted reward of 1 is a function of the position alone, as nearly all answers have one length.
     overrides = [
         "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
@@ -94,11 +94,11 @@ def shared(file: Path) -> Path:
     return path
 
 
-def test_resumed_run_with_a_shared_critic_goes_on_bitwise(file, monkeypatch):
+def test_resumed_run_with_a_shared_critic_continues_bitwise(file, monkeypatch):
     assert_resumes_bitwise(shared(file), (1, 2), within=online, weights=policy, monkeypatch=monkeypatch)
 
 
-def test_shared_critic_learns_on_the_policys_body_and_leaves_it_a_language_model(file, tmp_path):
+def test_shared_critic_learns_on_the_policys_backbone(file, tmp_path):
     from transformers import AutoModelForCausalLM
 
     overrides = [

@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return online.train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
 
 
-def test_reward_model_that_is_exploited_raises_the_alert_of_reward_hacking(run):
+def test_exploited_reward_model_raises_the_reward_hacking_alert(run):
     rows = lines(run)
     assert rows[-1]["reward/reward_model"] > rows[1]["reward/reward_model"] + rows[1]["reward/std"]
     assert rows[-1]["eval/score"] <= rows[0]["eval/score"]

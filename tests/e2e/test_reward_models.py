@@ -83,7 +83,7 @@ def train(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("preset", "format"), [("rm_ranking", "ranked"), ("prm", "stepwise")])
-def test_rankings_and_judged_steps_are_learned_from_ln_2_on(train: Any, preset: str, format: str) -> None:
+def test_rankings_and_process_labels_are_learned_from_ln_2(train: Any, preset: str, format: str) -> None:
     first, *_, last = lines(train(preset, LEARNING, [], format=format))
     assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert last["eval/loss"] < 0.55
@@ -91,7 +91,7 @@ def test_rankings_and_judged_steps_are_learned_from_ln_2_on(train: Any, preset: 
     assert 0 <= last["eval/calibration_error"] <= 0.5
 
 
-def test_margin_of_each_pair_is_asked_for(train: Any) -> None:
+def test_margin_of_each_pair_is_in_the_loss(train: Any) -> None:
     run = train("rm", LEARNING, ["algorithm.loss.use_margin=true", "loop.steps=1"], format="preference")
     margins = [json.loads(line).get("margin", 0.0) for line in (DATA / "preference.jsonl").open()]
     assert set(margins) == {0.0, 0.5}
@@ -101,7 +101,7 @@ def test_margin_of_each_pair_is_asked_for(train: Any) -> None:
     assert lines(run)[0]["eval/margin"] == pytest.approx(-sum(margins) / len(margins), abs=1e-6)
 
 
-def test_centering_draws_the_scores_to_zero(train: Any) -> None:
+def test_centering_moves_scores_to_zero(train: Any) -> None:
     overrides = ["algorithm.loss.center=10.0", "loop.steps=30", "checkpoint.enable=false"]
     first, *_, last = lines(train("rm", LEARNING, overrides, model="value", format="preference"))
     assert abs(first["eval/score_mean"]) > 0.3
@@ -109,7 +109,7 @@ def test_centering_draws_the_scores_to_zero(train: Any) -> None:
     assert last["eval/accuracy"] > 0.8  # Two scores of one size, one above 0 and one below, have the sum 0.
 
 
-def test_heads_learn_each_its_own_preference_and_are_exported_by_name(train: Any, tmp_path: Path) -> None:
+def test_each_head_learns_its_own_preference_and_is_exported_by_name(train: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     pairs = [("What is 2 + 3?", "2 + 3 = 5", "6"), ("What is 4 + 1?", "4 + 1 = 5", "3")]
@@ -141,7 +141,7 @@ def test_heads_learn_each_its_own_preference_and_are_exported_by_name(train: Any
     assert reward.scores(batch) == [pytest.approx(0.5 * right[0] - 2.0 * right[1], abs=1e-5)]
 
 
-def test_unknown_head_is_named_with_its_place(train: Any, tmp_path: Path) -> None:
+def test_unknown_head_is_named_with_its_row(train: Any, tmp_path: Path) -> None:
     record = {"prompt": "q", "chosen": "a", "rejected": "b", "head": "brave"}
     (tmp_path / "sided.jsonl").write_text(json.dumps(record))
     tables = LEARNING.replace("{data}/{format}", "{folder}/sided")
@@ -157,7 +157,7 @@ def test_unknown_head_is_named_with_its_place(train: Any, tmp_path: Path) -> Non
             train("rm", tables, [heads], format="preference")
 
 
-def test_trained_model_rewards_a_run_as_transformers_scores_its_answers(train: Any, tmp_path: Path) -> None:
+def test_trained_reward_model_equals_transformers_in_a_run(train: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     trained = train("rm", LEARNING, [], format="preference")

@@ -31,7 +31,7 @@ def texts(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.name in NAMES}
 
 
-def test_answers_are_those_that_the_source_of_fixed_answers_reads(file, tmp_path):
+def test_written_responses_are_readable_by_the_dataset_source(file, tmp_path):
     path = rejection_sampling.collect(asked(file), tmp_path / "data")
     rows, prompts = lines(path.parent, path.name), lines(path.parent, "prompts.jsonl")
     assert [line["prompt_index"] for line in prompts] == list(range(7))
@@ -50,7 +50,7 @@ def test_answers_are_those_that_the_source_of_fixed_answers_reads(file, tmp_path
         assert first["reward"] >= second["reward"]
 
 
-def test_pairs_have_the_better_answer_first(file, tmp_path):
+def test_pairs_have_the_better_response_first(file, tmp_path):
     experiment = asked(file, "rft.keep=1", "rft.write=pairs")
     path = rejection_sampling.collect(experiment, tmp_path / "pairs")
     examples = Dataset(path=str(path), format="preference").open()
@@ -62,7 +62,7 @@ def test_pairs_have_the_better_answer_first(file, tmp_path):
         assert chosen.scalars["margin"] == row["chosen_reward"] - row["rejected_reward"] > 0
 
 
-def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_path, monkeypatch):
+def test_interrupted_and_repeated_run_writes_the_same_files(file, tmp_path, monkeypatch):
     whole = texts(rejection_sampling.collect(asked(file), tmp_path / "whole").parent)
     original, calls = rejection_sampling.generate_and_score, []
 
@@ -96,7 +96,7 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
         rejection_sampling.collect(asked(file, "rft.min_reward=-0.5"), folder)
 
 
-def test_folder_of_something_else_and_too_many_prompts_are_refused(file, tmp_path):
+def test_foreign_output_folder_and_too_many_prompts_are_refused(file, tmp_path):
     with pytest.raises(ConfigError, match=r"--to must name a new folder, got '.*', which holds other files"):
         rejection_sampling.collect(asked(file), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the prompts there are, got 8"):
@@ -107,7 +107,7 @@ def test_folder_of_something_else_and_too_many_prompts_are_refused(file, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_write_what_one_writes(file, tmp_path):
+def test_two_processes_write_the_same_file_as_one(file, tmp_path):
     one = texts(rejection_sampling.collect(asked(file), tmp_path / "one").parent)
     overrides = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.unfinished=true", "rft.keep=2")
     command = [sys.executable, "-m", "titanrl", "rft", str(file), "--to", str(tmp_path / "two"), "--nproc=2"]

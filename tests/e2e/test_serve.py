@@ -176,7 +176,7 @@ def test_best_of_n_is_the_best_of_the_n_that_are_sampled(
     assert "score" not in plain["choices"][0]
 
 
-def test_waiting_requests_share_a_call_and_are_answered_as_if_alone(
+def test_batched_requests_get_the_same_responses_as_alone(
     file: Path, serving: Any, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, go, counted = threading.Event(), threading.Event(), TorchSampler.sample
@@ -240,7 +240,7 @@ def test_reason_of_a_reward_that_fails_is_in_the_reply(file: Path, serving: Any,
         assert (each["score"], each["rewards"], each["failures"]) == (None, {}, {"served_brittle": reason})
 
 
-def test_reward_model_chooses_without_a_reference_answer(
+def test_reward_model_selects_without_a_reference_answer(
     file: Path, serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForSequenceClassification
@@ -291,7 +291,7 @@ def test_openais_client_is_served(file: Path, serving: Any) -> None:
     assert len(chat.best_of["scores"][0]) == 2
 
 
-def test_served_reward_is_the_evaluations_selector_if_none_is_named(file: Path, serving: Any) -> None:
+def test_default_ranking_reward_is_best_of_reward_of_the_evaluation(file: Path, serving: Any) -> None:
     settings = ("samples_per_prompt=2", "temperature=1.0", "selector='shown'")
     both = "reward=[{name='repetition', n=1}, {name='repetition', label='shown', n=2, weight=0.0}]"
     with serving(file, both, *(f"evaluation.{each}" for each in settings)) as url:
@@ -323,7 +323,7 @@ def command(*arguments: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_run_is_served_by_its_newest_checkpoint_and_ctrl_c_answers_what_was_asked(
+def test_run_is_served_from_its_newest_checkpoint_and_ctrl_c_drains_requests(
     file: Path, tmp_path: Path, rewards: str
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -352,7 +352,7 @@ def test_run_is_served_by_its_newest_checkpoint_and_ctrl_c_answers_what_was_aske
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_vllm_serves_what_torch_serves(tmp_path: Path) -> None:
+def test_vllm_and_torch_serve_the_same_responses(tmp_path: Path) -> None:
     """A file without [parallelism], by name of another model."""
     pytest.importorskip("vllm")
     shape = {"hidden": 128, "heads": 2, "kv_heads": 1, "scale": 0.15}  # as vLLM's attention on a CPU wants it

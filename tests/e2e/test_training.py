@@ -132,7 +132,7 @@ def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(file
     assert_resumes_bitwise(file, (1, 2, 3), within=online, weights=weights, monkeypatch=monkeypatch)
 
 
-def test_workers_change_nothing_and_a_run_stopped_with_them_resumes_bitwise(file, monkeypatch):
+def test_workers_do_not_change_a_run_and_it_resumes_bitwise(file, monkeypatch):
     overrides = ["loop.data_workers=2"]
     assert_resumes_bitwise(
         file, [2], within=online, weights=weights, monkeypatch=monkeypatch, overrides=overrides
@@ -206,14 +206,14 @@ def test_every_metric_is_documented_and_every_run_file_is_there(file):
     assert {"prompt", "response", "reward", "rewards", "advantage", "finish_reason"} <= sample.keys()
 
 
-def test_the_written_file_gives_the_run_again(file, tmp_path):
+def test_resolved_experiment_file_reproduces_the_run(file, tmp_path):
     first = online.train(load(file, ["loop.steps=2"]))
     again = online.train(load(first / "experiment.toml"))
     assert [row.get("loss/total") for row in lines(first)] == [row.get("loss/total") for row in lines(again)]
     assert again != first
 
 
-def test_batch_of_equal_rewards_moves_nothing_and_is_counted(file, tmp_path):
+def test_batch_of_equal_rewards_does_not_change_the_policy_and_is_counted(file, tmp_path):
     overrides = ["reward=[{name='exact_match'}]", "drop=['algorithm.kl','reference']", "loop.steps=1"]
     run = online.train(load(file, overrides))
     (row,) = (row for row in lines(run) if row["step"] == 1)
@@ -232,7 +232,7 @@ def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
         online.train(load(file, overrides))
 
 
-def test_reward_that_raises_costs_its_rows_alone_and_says_why_once(file, tmp_path, capsys):
+def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_path, capsys):
     (tmp_path / "my_rewards.py").write_text(
         "import torch\nfrom dataclasses import dataclass\nfrom titanrl import register\n\n"
         '@register("reward", "brittle_training")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'

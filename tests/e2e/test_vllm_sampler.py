@@ -136,7 +136,7 @@ def test_logprobs_are_those_of_the_tempered_distribution(untouched: Any, folders
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_answers_of_a_call_are_as_long_as_it_says(untouched: Any) -> None:
+def test_max_tokens_of_a_call_limits_its_responses(untouched: Any) -> None:
     short, usual, long = (
         untouched.sample(rows_of(), step=0, seed=0, max_tokens=most) for most in (3, None, 20)
     )
@@ -157,7 +157,7 @@ def test_samples_follow_their_seeds_whatever_the_batch(untouched: Any) -> None:
         assert [sample.ids for sample in answers] != [sample.ids for sample in together]
 
 
-def test_answers_hold_their_end_token(untouched: Any) -> None:
+def test_responses_include_eos(untouched: Any) -> None:
     rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(100)]
     answers = untouched.sample(rows, step=0, seed=0, temperature=2.0)
     assert {answer.finish_reason for answer in answers} == {0, 1}
@@ -168,7 +168,7 @@ def test_answers_hold_their_end_token(untouched: Any) -> None:
         assert answer.finish_reason == 0 or len(answer.ids) == 16
 
 
-def test_only_the_stated_tokens_end_an_answer(untouched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_configured_stop_tokens_end_a_response(untouched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # The folder's generation_config.json names token 2, which vLLM would add by itself.
     free = untouched.sample(rows_of(), step=0, seed=0)
     monkeypatch.setattr(untouched, "_stops", [free[0].ids[3]])
@@ -180,7 +180,7 @@ def test_only_the_stated_tokens_end_an_answer(untouched: Any, monkeypatch: pytes
     assert list(stopped.ids) == list(free[0].ids)[: list(free[0].ids).index(free[0].ids[3]) + 1]
 
 
-def test_broken_weights_are_refused_and_never_sampled(untouched: Any, folders: tuple[Path, Path]) -> None:
+def test_invalid_weights_are_refused_and_never_sampled(untouched: Any, folders: tuple[Path, Path]) -> None:
     weights = weights_of(folders[0])
     name = "model.layers.1.mlp.up_proj.weight"
     cases = [
@@ -216,7 +216,7 @@ def test_sampling_leaves_the_random_state(untouched: Any) -> None:
     assert states[1:] == (random.getstate(), numpy.random.get_state()[1].tobytes())
 
 
-def test_bfloat16_engine_is_updated_too(tmp_path: Path) -> None:
+def test_bfloat16_engine_receives_weight_updates(tmp_path: Path) -> None:
     # Without bfloat16 instructions vLLM packs nothing in this precision and keeps plain parameters.
     old, new = make(tmp_path / "old", 0), make(tmp_path / "new", 1)
     updated = start(old, dtype="bfloat16")
@@ -233,7 +233,7 @@ def test_bfloat16_engine_is_updated_too(tmp_path: Path) -> None:
         updated.close()
 
 
-def test_process_is_left_as_it_was(tmp_path: Path) -> None:
+def test_process_state_is_restored(tmp_path: Path) -> None:
     def state() -> tuple[Any, ...]:
         return (
             dict(os.environ), torch.get_rng_state().tolist(), random.getstate(), torch.get_num_threads(),
@@ -252,7 +252,7 @@ def test_process_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied_and_shared", [(True, False), (False, True)])
-def test_beside_a_trainer_it_samples_as_the_trainer_scores(
+def test_colocated_sampler_logprobs_equal_the_trainers(
     tmp_path: Path, tied_and_shared: tuple[bool, bool]
 ) -> None:
     """Of a critic's head on the policy's body the sampler hears nothing."""
@@ -282,7 +282,7 @@ def test_beside_a_trainer_it_samples_as_the_trainer_scores(
     assert torch.distributed.is_initialized()
 
 
-def test_widths_that_check_allows_are_those_of_the_engine() -> None:
+def test_check_allows_the_head_sizes_of_the_engine() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert CPUAttentionBackend.get_supported_head_sizes() == list(CPU_HEAD_DIMS)

@@ -67,7 +67,7 @@ def as_pattern(shown: str) -> str:
 
 
 @pytest.mark.slow
-def test_commands_print_what_the_page_shows(lab: Path) -> None:
+def test_commands_on_the_page_print_the_shown_output(lab: Path) -> None:
     shown = "".join(text for language, text in BLOCKS if language == "console")
     commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", shown, flags=re.MULTILINE)
     assert len(commands) >= 12
@@ -95,7 +95,7 @@ class SaysNothing(AsymmetricReinforce):
 
 
 @pytest.mark.slow
-def test_laws_pass_the_components_of_the_page_and_fail_the_faults_it_names(lab: Path) -> None:
+def test_property_tests_pass_for_the_example_and_fail_for_its_named_faults(lab: Path) -> None:
     (lab / "faulty_losses.py").write_text(FAULTY)
     names = re.findall(r'@register\("\w+", "(\w+)"\)', (lab / "my_components.py").read_text())
     assert len(names) == 6
@@ -103,8 +103,8 @@ def test_laws_pass_the_components_of_the_page_and_fail_the_faults_it_names(lab: 
     chosen = " or ".join([*names, "times_mask", "says_nothing"])
     result = run(f"python -m pytest -q -p my_components -p faulty_losses {tests} -k '{chosen}'", lab)
     failed = set(re.findall(r"^FAILED \S*::(\w+)\[(\w+)", result.stdout, flags=re.MULTILINE))
-    assert ("test_loss_ignores_masked_places", "times_mask") in failed, result.stdout
-    assert ("test_loss_reads_its_keys_only_and_writes_nothing", "says_nothing") in failed
+    assert ("test_loss_ignores_masked_positions", "times_mask") in failed, result.stdout
+    assert ("test_loss_reads_only_its_keys_and_writes_nothing", "says_nothing") in failed
     assert {name for _, name in failed} == {"times_mask", "says_nothing"}, result.stdout
 
 
@@ -122,12 +122,12 @@ EDITS = {
 MEAN = "a mean instead of a loss per token"
 
 
-def test_every_mistake_of_the_page_is_made_here() -> None:
+def test_every_error_on_the_page_is_tested() -> None:
     assert set(MISTAKES) - {"mistake"} == {*EDITS, MEAN}
 
 
 @pytest.mark.parametrize("mistake", EDITS)
-def test_mistakes_say_what_the_page_says(lab: Path, tmp_path: Path, mistake: str) -> None:
+def test_errors_equal_those_on_the_page(lab: Path, tmp_path: Path, mistake: str) -> None:
     name, before, after = EDITS[mistake]
     for file in ("my_losses.py", "my_experiment.toml"):
         text = (lab / file).read_text()
@@ -140,7 +140,7 @@ def test_mistakes_say_what_the_page_says(lab: Path, tmp_path: Path, mistake: str
     assert MISTAKES[mistake].removesuffix("`") in str(caught.value)
 
 
-def test_a_mean_is_refused_with_the_words_of_the_page(lab: Path, tmp_path: Path) -> None:
+def test_mean_in_a_loss_is_refused_with_the_message_on_the_page(lab: Path, tmp_path: Path) -> None:
     text = (lab / "my_losses.py").read_text()
     changed = re.sub(r"return TokenLoss\((.*?), \{", r"return TokenLoss((\1).mean(), {", text)
     assert changed != text

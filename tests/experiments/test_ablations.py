@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_ablation_is_right_and_expects_something_published(file: Path, model: Path) -> None:
+def test_ablation_is_valid_and_has_a_published_expectation(file: Path, model: Path) -> None:
     planned = plan(file, [f"model.path={model}"])
     assert planned.settings.seeds == 20
     assert planned.settings.expect
@@ -62,13 +62,13 @@ def trained(experiment: Experiment) -> list[dict[str, float]]:
     return list(read_jsonl(train(experiment) / "metrics.jsonl"))
 
 
-def test_model_that_they_begin_with_trains(model: Path, tmp_path: Path) -> None:
+def test_initial_model_of_the_ablations_trains(model: Path, tmp_path: Path) -> None:
     small = ["loop.steps=2", "loop.prompts_per_step=4", "evaluation.num_prompts=4", "checkpoint.enable=false"]
     own = [f"model.path='{model}'", f"run.folder='{tmp_path}'", *small]
     assert len(trained(load(FOLDER / "base_model.toml", own))) == 3
 
 
-def test_stale_sampler_answers_with_the_weights_of_the_step_before(model: Path, tmp_path: Path) -> None:
+def test_stale_sampler_uses_the_weights_of_the_previous_step(model: Path, tmp_path: Path) -> None:
     own = [f"model.path='{model}'", f"run.folder='{tmp_path}'", *SMALL, "optimizer.lr=0.1"]
     stale = "sampler={name='stale', delay=1, max_response_tokens=8}"
     gaps = {}
@@ -81,7 +81,7 @@ def test_stale_sampler_answers_with_the_weights_of_the_step_before(model: Path, 
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_results_are_of_every_variant_and_seed(file: Path) -> None:
+def test_results_cover_every_variant_and_seed(file: Path) -> None:
     settings, variants = outline(file)
     found = {
         (each.variant, each.seed, each.metric)
@@ -91,20 +91,20 @@ def test_results_are_of_every_variant_and_seed(file: Path) -> None:
     assert wanted <= found
 
 
-def test_findings_are_what_the_results_say() -> None:
+def test_findings_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "findings.md").read_text("utf-8")
     assert page == findings(FILES, FOLDER / "results", "../experiments/ablations"), "make docs"
     assert len(FILES) >= 8
 
 
-def test_picture_of_the_findings_is_what_the_results_draw(tmp_path: Path) -> None:
+def test_findings_plot_is_up_to_date(tmp_path: Path) -> None:
     drawn = imread(plot(panels(FILES, FOLDER / "results"), tmp_path / "findings.png"))
     stored = imread(ROOT / "docs" / "findings.png")
     assert drawn.shape == stored.shape, "make docs"
     assert abs(drawn - stored).mean() < 0.002, "make docs"
 
 
-def test_panel_shows_each_seed_of_the_metric_of_which_something_is_expected() -> None:
+def test_findings_panel_shows_each_seed_of_the_expected_metric() -> None:
     (panel,) = panels([FOLDER / "kl_k3_in_loss.toml"], FOLDER / "results")
     assert [row.variant for row in panel.rows] == ["k2", "k3", "k3_straight_through"]
     assert all(row.metric == "kl/value" and len(row.values) == 20 for row in panel.rows)

@@ -10,7 +10,7 @@ PRESETS = ("algorithms", "compat")
 """Folders of presets, listed as a whole: a test writes docs/algorithms.md and docs/compat.md about them."""
 
 
-def test_every_experiment_is_listed_with_what_it_shows() -> None:
+def test_every_experiment_is_listed_with_its_purpose() -> None:
     rows = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \| (.+) \|$", (FOLDER / "README.md").read_text(), re.M)
     listed = {path: cells.split(" | ") for path, cells in rows}
     files = {

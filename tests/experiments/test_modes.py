@@ -14,7 +14,7 @@ from tests.experiments.conftest import PROMPTS, REWARDS, ROOT, TEACHER, Train, W
 from titanrl.engine import Engine
 
 
-def test_two_policy_mode_scores_nothing_and_reports_the_gap(
+def test_bypass_mode_scores_nothing_and_reports_logprob_diff(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "score", lambda *_: pytest.fail("a scoring pass"))
@@ -41,13 +41,13 @@ def test_rows_without_advantage_may_be_skipped_with_the_same_gradient(train: Tra
     assert 0 < computed["true"] < computed["false"]
 
 
-def test_two_policy_mode_of_several_optimizer_steps_has_no_gap_to_report(train: Train) -> None:
+def test_bypass_mode_with_several_optimizer_steps_has_no_logprob_diff(train: Train) -> None:
     trained = train("dppo", overrides=["loop.epochs=2", "loop.steps=1", "optimizer.lr=1e-2"])
     assert "sample/logprob_diff" not in trained.steps[0]
     assert trained.steps[0]["loss/approx_kl"] > 1e-4
 
 
-def test_greedy_answers_are_scored_for_components_that_compare_with_them(train: Train) -> None:
+def test_greedy_responses_are_scored_for_components_that_read_them(train: Train) -> None:
     one = ["loop.steps=1"]
     assert "reward/greedy_mean" in train("remax", overrides=one).steps[0]
     assert "reward/greedy_mean" not in train("rloo", overrides=one).steps[0]
@@ -77,7 +77,7 @@ def test_on_policy_distillation_lowers_the_reverse_kl_to_the_teacher(train: Trai
     assert reverse_kl[-1] < 0.75 * reverse_kl[0]
 
 
-def test_online_pairs_raise_the_reward_that_judges_them(train: Train) -> None:
+def test_online_pairs_raise_the_reward_that_ranks_them(train: Train) -> None:
     steps = train("online_dpo", overrides=[*LEARNING, "loop.prompts_per_step=16"]).steps
     assert all(0 < step["filter/pairs"] <= 16 for step in steps)
     # The reference is the initial policy: ln 2 whatever was sampled, so long as each pair is one prompt's.
@@ -92,7 +92,7 @@ def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train
     assert divergence[-1] < 0.6 * divergence[0]
 
 
-def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(train: Train) -> None:
+def test_offline_distillation_lowers_the_divergence_from_the_teacher(train: Train) -> None:
     path = ROOT / "tests" / "experiments" / "data" / "unpaired.jsonl"
     held_out = f"{{name='dataset', format='prompt_completion', path='{path}'}}"
     evaluation = f"evaluation={{every=0, num_prompts=4, data={held_out}}}"
@@ -102,7 +102,7 @@ def test_distillation_on_fixed_answers_lowers_the_divergence_from_the_teacher(tr
     assert trained[-1]["eval/loss"] < 0.7 * first["eval/loss"]
 
 
-def test_conversation_in_one_pass_has_the_loss_of_its_turns_one_by_one(train: Train, tmp_path: Path) -> None:
+def test_conversation_in_one_pass_has_the_loss_of_its_separate_turns(train: Train, tmp_path: Path) -> None:
     """A row of several turns, packed with others, against a row for each turn in a micro-batch of its own."""
     turns = [("hi", "hello there"), ("1 + 1?", "2"), ("and 2 + 2?", "that is 4")]
     conversations = [
@@ -132,7 +132,7 @@ def test_conversation_in_one_pass_has_the_loss_of_its_turns_one_by_one(train: Tr
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_held_out_prompts_are_answered_beside_training_on_fixed_answers(train: Train) -> None:
+def test_offline_training_evaluates_held_out_prompts(train: Train) -> None:
     adds = data("messages") + PROMPTS.replace("[prompts]", "[evaluation.prompts]") + REWARDS
     overrides = ["loop.steps=2", "evaluation.every=1", "evaluation.num_prompts=5"]
     trained = train("sft", adds, overrides)

@@ -27,7 +27,7 @@ SAMPLING = (
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
-def test_shipped_pipeline_runs_from_its_first_stage_to_its_last(name, tmp_path):
+def test_shipped_recipe_runs_every_stage(name, tmp_path):
     path, model = FOLDER / f"{name}.toml", tiny.create(tmp_path / "model", scale=0.3)
     plain = load_pipeline(path, tmp_path)
     assert plain.evaluate is not None

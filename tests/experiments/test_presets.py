@@ -214,12 +214,12 @@ def _said(component: Any) -> str | None:
     return name_of(component) + (f"({', '.join(differing)})" if differing else "")
 
 
-def test_every_row_of_the_catalogue_has_its_preset() -> None:
+def test_every_row_of_the_catalogue_has_a_preset() -> None:
     assert set(PRESETS) == set(ROWS)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_preset_says_what_its_row_says(preset: str, write: Write) -> None:
+def test_preset_equals_its_row_of_the_catalogue(preset: str, write: Write) -> None:
     row = ROWS[preset]
     experiment = load(write(preset, row.adds), ["loop.steps=100"])
     assert as_row(experiment, row) == row
@@ -227,7 +227,7 @@ def test_preset_says_what_its_row_says(preset: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_preset_begins_with_what_it_is_and_where_it_comes_from(preset: str) -> None:
+def test_preset_begins_with_its_name_and_source(preset: str) -> None:
     comment = (ROOT / "experiments" / "algorithms" / f"{preset}.toml").read_text().partition("\n\n")[0]
     assert all(line.startswith("#") for line in comment.splitlines())
     assert "# Source:" in comment

@@ -40,7 +40,7 @@ def numbers(trained: Any) -> list[dict[str, float]]:
     ]
 
 
-def test_cached_run_is_the_online_one_and_needs_no_second_model(
+def test_cached_run_equals_the_online_run_without_a_second_model(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     online = run(cached=False)
@@ -64,7 +64,7 @@ def test_cached_run_is_the_online_one_and_needs_no_second_model(
     assert len(built) == 1, "the policy alone"
 
 
-def test_other_weights_data_or_precision_are_computed_anew(run: Any, folder: Path, tmp_path: Path) -> None:
+def test_other_weights_data_or_precision_invalidate_the_cache(run: Any, folder: Path, tmp_path: Path) -> None:
     run("loop.steps=1")
     shorter, other = tmp_path / "shorter.jsonl", tmp_path / "other"
     shorter.write_text("\n".join(Path(PAIRS).read_text().splitlines()[:-1]))

@@ -238,7 +238,7 @@ def check(preset: str, algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("preset", FRAMEWORKS)
-def test_preset_computes_what_the_framework_computes(preset: str, tmp_path: Path) -> None:
+def test_preset_equals_the_framework(preset: str, tmp_path: Path) -> None:
     check(preset, algorithm_of(preset, tmp_path))
 
 

@@ -19,7 +19,7 @@ ERRORS = [case for case in CASES if "error" in case["expect"]]
 @pytest.mark.parametrize("case", VALUES, ids=ids(VALUES))
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_reward_gives_the_golden_values(case: dict[str, Any], thread: str) -> None:
-    """K8-04: signals belong to the main thread, rewards must not."""
+    """Rewards work outside the main thread, where signals do not (verl #5635)."""
     found: list[torch.Tensor] = []
 
     def score() -> None:
@@ -37,7 +37,7 @@ def test_reward_gives_the_golden_values(case: dict[str, Any], thread: str) -> No
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=ids(ERRORS))
-def test_reward_refuses_the_golden_mistakes(case: dict[str, Any]) -> None:
+def test_reward_refuses_the_golden_errors(case: dict[str, Any]) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         titanrl.build("reward", table(case))
     assert all(word in str(error.value) for word in case["expect"]["mentions"])

@@ -20,7 +20,7 @@ def build(table: dict[str, Any]) -> Any:
 
 
 @every_table
-def test_outputs_have_memory_of_their_own(table: dict[str, Any]) -> None:
+def test_outputs_own_their_memory(table: dict[str, Any]) -> None:
     batch = scored_batch(Shape((3, 2), 4, 5, 1.0))
     before = batch.clone()
     advantage, returns = build(table)(batch)
@@ -36,7 +36,7 @@ def test_outputs_have_memory_of_their_own(table: dict[str, Any]) -> None:
 
 
 @every_table
-def test_batch_is_not_written_to(table: dict[str, Any]) -> None:
+def test_batch_is_not_modified(table: dict[str, Any]) -> None:
     batch = scored_batch(Shape((3, 1, 2), 5, 3, 0.6))
     before, keys = batch.clone(), set(batch.keys(True))
     build(table)(batch.lock_())

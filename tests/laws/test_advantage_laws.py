@@ -87,7 +87,7 @@ def assert_same(
 @every_table()
 @LAW
 @given(shape=shapes)
-def test_masked_places_are_zero_and_garbage_in_them_is_not_read(table: dict[str, Any], shape: Shape) -> None:
+def test_masked_positions_are_zero_and_never_read(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     expected = run(table, batch)
     for garbage in (float("nan"), 1e9, float("-inf")):
@@ -124,7 +124,7 @@ def test_order_of_rows_does_not_matter(table: dict[str, Any], shape: Shape, seed
 @every_table()
 @LAW
 @given(shape=shapes)
-def test_group_ids_are_only_names(table: dict[str, Any], shape: Shape) -> None:
+def test_group_ids_are_only_labels(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     renamed = batch.copy().update({"group_id": 1000 - 13 * batch["group_id"]})
     assert_same(run(table, renamed), run(table, batch))
@@ -173,7 +173,9 @@ def test_group_advantages_sum_to_zero(table: dict[str, Any], shape: Shape) -> No
 @every_table(whitens)
 @LAW
 @given(shape=shapes)
-def test_whitened_tokens_have_mean_zero_and_deviation_one(table: dict[str, Any], shape: Shape) -> None:
+def test_whitened_tokens_have_mean_zero_and_standard_deviation_one(
+    table: dict[str, Any], shape: Shape
+) -> None:
     batch = scored_batch(shape)
     tokens = run(table, batch)[0][batch["loss_mask"]].double()
     if tokens.any():
@@ -184,7 +186,7 @@ def test_whitened_tokens_have_mean_zero_and_deviation_one(table: dict[str, Any],
 @every_table(reads_rewards)
 @LAW
 @given(shape=shapes, row=st.integers(0, 99))
-def test_an_unscored_row_is_in_no_statistic(table: dict[str, Any], shape: Shape, row: int) -> None:
+def test_unscored_row_is_excluded_from_statistics(table: dict[str, Any], shape: Shape, row: int) -> None:
     batch = scored_batch(shape)
     row %= len(batch)
     batch["loss_mask"][row, 0] = True
@@ -197,6 +199,6 @@ def test_an_unscored_row_is_in_no_statistic(table: dict[str, Any], shape: Shape,
     assert got[1].isfinite().all()
 
 
-def test_values_of_the_laws_are_hard_ones() -> None:
+def test_generated_batches_cover_the_hard_cases() -> None:
     """Their float32 means differ from them, so that a law over them can fail."""
     assert any(torch.full((8,), value).mean() != torch.tensor(value) for value in VALUES)

@@ -56,7 +56,7 @@ def weights(table: dict[str, Any], mask: torch.Tensor, group_id: torch.Tensor) -
 @every_table
 @LAW
 @given(shape=shapes)
-def test_weights_sum_to_what_the_class_declares(table: dict[str, Any], shape: Shape) -> None:
+def test_weights_sum_to_the_declared_total(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     mask = batch["loss_mask"]
     weight = weights(table, mask, batch["group_id"])
@@ -85,7 +85,7 @@ def test_order_and_names_of_groups_do_not_matter(table: dict[str, Any], shape: S
 @every_table
 @LAW
 @given(shape=shapes, seed=st.integers(0, 99))
-def test_padding_and_dead_rows_change_nothing(table: dict[str, Any], shape: Shape, seed: int) -> None:
+def test_padding_and_empty_rows_change_nothing(table: dict[str, Any], shape: Shape, seed: int) -> None:
     batch = scored_batch(shape)
     mask, group_id = batch["loss_mask"], batch["group_id"]
     wide = torch.cat([torch.zeros_like(mask[:, :1]), mask, torch.zeros_like(mask)], 1)
@@ -118,7 +118,7 @@ def test_all_masked_gives_zero_weights(table: dict[str, Any], rows: int) -> None
 
 
 @every_table
-def test_weights_have_memory_of_their_own(table: dict[str, Any]) -> None:
+def test_weights_own_their_memory(table: dict[str, Any]) -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     weight = weights(table, mask, torch.tensor([0, 0, 1]))
     clean = weight.clone()

@@ -75,7 +75,7 @@ def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
 
 @LAW
 @given(start=st.floats(0, 1), end=st.floats(0, 1), steps=st.integers(1, 20), step=st.integers(0, 40))
-def test_schedules_follow_their_closed_form_whatever_was_called(
+def test_schedules_follow_their_closed_form_for_any_call_order(
     start: float, end: float, steps: int, step: int
 ) -> None:
     """They depend on the step alone: a skipped or repeated update changes nothing."""

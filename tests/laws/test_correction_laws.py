@@ -52,7 +52,9 @@ def assert_same(got: CorrectionResult, expected: CorrectionResult) -> None:
 @every_table
 @LAW
 @given(shape=shapes)
-def test_weight_and_keep_vanish_together_and_metrics_tell_it(table: dict[str, Any], shape: Shape) -> None:
+def test_weight_is_zero_exactly_where_keep_is_false_and_metrics_report_it(
+    table: dict[str, Any], shape: Shape
+) -> None:
     batch = scored_batch(shape)
     mask = batch["loss_mask"]
     weight, keep, metrics = build(table)(batch)
@@ -72,7 +74,7 @@ def test_weight_and_keep_vanish_together_and_metrics_tell_it(table: dict[str, An
 @every_table
 @LAW
 @given(shape=shapes)
-def test_masked_garbage_is_not_read(table: dict[str, Any], shape: Shape) -> None:
+def test_masked_positions_are_not_read(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     for garbage in (float("nan"), float("inf"), 1e9):
         assert_same(build(table)(with_garbage(batch, garbage)), build(table)(batch))
@@ -105,7 +107,7 @@ def test_order_of_rows_does_not_matter(table: dict[str, Any], shape: Shape, seed
 @of_mismatch
 @LAW
 @given(shape=shapes)
-def test_equal_logprobs_are_left_alone(table: dict[str, Any], shape: Shape) -> None:
+def test_equal_logprobs_give_weight_one(table: dict[str, Any], shape: Shape) -> None:
     batch = scored_batch(shape)
     batch["sampler_logprob"] = batch["old_logprob"].clone()
     weight, keep, metrics = build(table)(batch)
@@ -121,7 +123,7 @@ def test_equal_logprobs_are_left_alone(table: dict[str, Any], shape: Shape) -> N
 @of_mismatch
 @LAW
 @given(shape=shapes, place=st.integers(0, 999), bad=st.sampled_from([float("nan"), float("-inf")]))
-def test_a_token_without_a_finite_logprob_takes_part_in_nothing(
+def test_token_with_a_non_finite_logprob_is_dropped(
     table: dict[str, Any], shape: Shape, place: int, bad: float
 ) -> None:
     batch = scored_batch(shape)

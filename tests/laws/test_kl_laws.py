@@ -126,7 +126,7 @@ def test_kl_matches_what_it_declares(name: str, seed: int, actions: int) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in titanrl.names("kl") if is_built_in(name)])
-def test_kl_page_shows_what_it_matches(name: str) -> None:
+def test_kl_page_shows_the_declared_expectations(name: str) -> None:
     rows = [re.split(r"\s*\|\s*", line.strip("| \n")) for line in PAGE.read_text().splitlines()]
     shown = {row[0].strip("`"): row[1:] for row in rows if row[0].startswith("`")}
     matches = declared(name)

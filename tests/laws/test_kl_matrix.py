@@ -150,7 +150,7 @@ def test_kl_in_the_loss_adds_value_and_gradient(preset: Path) -> None:
 
 
 @every_preset
-def test_kl_in_the_reward_is_taken_off_or_refused_with_a_remedy(preset: Path) -> None:
+def test_kl_in_the_reward_is_subtracted_or_refused_with_a_remedy(preset: Path) -> None:
     for table, coefficient, name, _ in cells("reward"):
         chosen = algorithm(preset, table)
         refusal = problems(chosen)
@@ -171,7 +171,7 @@ def test_kl_in_the_reward_is_taken_off_or_refused_with_a_remedy(preset: Path) ->
 
 
 @every_preset
-def test_kl_in_the_advantage_is_taken_off_any_estimator(preset: Path) -> None:
+def test_kl_in_the_advantage_is_subtracted_from_any_estimator(preset: Path) -> None:
     plain = algorithm(preset, None)
     if plain.advantage is None:
         pytest.skip("trains without advantages")

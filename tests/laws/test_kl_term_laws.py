@@ -41,7 +41,7 @@ def test_kl_gradient_is_that_of_central_differences(name: str, weighted: bool) -
 
 @every_gradient
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e9])
-def test_kl_term_ignores_masked_places(name: str, gradient: str, garbage: float) -> None:
+def test_kl_term_ignores_masked_positions(name: str, gradient: str, garbage: float) -> None:
     policy, batch = sample([2, 4], 5, seed=6)
     mask = batch["loss_mask"]
     objective = Objective(loss=titanrl.build("loss", {"name": "sft"}), kl=build(name, gradient))

@@ -50,7 +50,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
 @every_loss
 @given(sample=batches.samples(), garbage=st.sampled_from(GARBAGE), dead=st.integers(0, 1))
 @LAW
-def test_loss_ignores_masked_places(
+def test_loss_ignores_masked_positions(
     table: Table, sample: tuple[PolicyOutputs, Batch], garbage: float, dead: int
 ) -> None:
     loss = titanrl.build("loss", table)
@@ -125,7 +125,7 @@ def test_loss_does_not_depend_on_the_order_of_rows(
 @pytest.mark.parametrize("table", SILENT, ids=map(table_id, SILENT))
 @given(sample=batches.samples(), dead=st.sets(st.integers(0, 11)))
 @LAW
-def test_loss_that_says_so_is_zero_in_rows_without_advantage_and_does_not_miss_them(
+def test_loss_declared_zero_without_advantage_is_zero_there(
     table: Table, sample: tuple[PolicyOutputs, Batch], dead: set[int]
 ) -> None:
     loss = titanrl.build("loss", table)
@@ -145,7 +145,7 @@ def test_loss_that_says_so_is_zero_in_rows_without_advantage_and_does_not_miss_t
 @every_loss
 @given(sample=batches.samples())
 @LAW
-def test_loss_that_compares_rows_says_so(table: Table, sample: tuple[PolicyOutputs, Batch]) -> None:
+def test_loss_that_compares_rows_declares_it(table: Table, sample: tuple[PolicyOutputs, Batch]) -> None:
     """Any other loses nothing where a group is cut into micro-batches."""
     loss = titanrl.build("loss", table)
     if Objective(loss=loss).couples_group:
@@ -215,7 +215,7 @@ def test_loss_gradient_is_that_of_central_differences(
 
 
 @every_loss
-def test_loss_reads_its_keys_only_and_writes_nothing(table: Table) -> None:
+def test_loss_reads_only_its_keys_and_writes_nothing(table: Table) -> None:
     loss = titanrl.build("loss", table)
     policy, batch = batches.sample([2, 4], 5, seed=2)
     allowed = {"logprob", *getattr(loss, "needs", ())}

@@ -82,12 +82,12 @@ def test_components_import_only_the_contracts() -> None:
     assert wrong([item for item in bad if not under(item.module, "titanrl.components")]) == []
 
 
-def test_components_import_torch_bare() -> None:
+def test_components_import_torch_as_a_bare_package() -> None:
     bad = [item for item in COMPONENTS if under(item.module, "torch") and item.top and not item.is_bare]
     assert wrong(bad) == []
 
 
-def test_components_start_light() -> None:
+def test_components_import_no_heavy_package_at_the_top() -> None:
     heavy = HEAVY - {"torch"} | {"reasoning_gym", "math_verify", "sympy"}
     assert wrong([item for item in COMPONENTS if item.top and under(item.module, *heavy)]) == []
 
@@ -114,14 +114,14 @@ def test_components_are_imported_by_their_titanrl_name() -> None:
     assert wrong([item for item in ALL if under(item.module, "components")]) == []
 
 
-def test_command_line_starts_light() -> None:
+def test_command_line_imports_no_framework() -> None:
     light = [f"titanrl/{name}.py" for name in LIGHT]
     folders = tuple(f"titanrl/{name}/" for name in ("cli", "config", "protocols", "registry", "runtime"))
     found = [item for item in SHIPPED if item.file in light or item.file.startswith(folders)]
     assert wrong([item for item in found if item.top and under(item.module, *HEAVY)]) == []
 
 
-def test_ops_import_torch_bare() -> None:
+def test_ops_import_torch_as_a_bare_package() -> None:
     found = [item for item in SHIPPED if item.file.startswith("titanrl/ops/") and item.top]
     bad = [
         item for item in found if under(item.module, *HEAVY) and not (item.module == "torch" and item.is_bare)
@@ -141,7 +141,7 @@ def test_files_hold_one_idea() -> None:
     assert {str(path.relative_to(ROOT)): count for path, count in lengths.items() if count > MAX_LINES} == {}
 
 
-def test_import_reader_sees_what_it_must() -> None:
+def test_import_scanner_finds_every_form_of_import() -> None:
     source = "import torch\nfrom torch import nn\nif TYPE_CHECKING:\n    import vllm\n"
     source += "def f():\n    import vllm.x as y\n"
     assert [(item.module, item.top, item.is_bare) for item in imports_of(source, "titanrl/x.py")] == [

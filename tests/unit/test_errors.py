@@ -21,21 +21,21 @@ def neighbours(word: str, letters: str) -> set[str]:
     return found
 
 
-def test_words_one_slip_away_are_all_near() -> None:
+def test_words_at_edit_distance_one_are_all_matches() -> None:
     words = ["".join(each) for size in range(1, 5) for each in product("abc", repeat=size)]
     for word in words[:40]:
         expected = sorted(neighbours(word, "abc") & set(words) - {word})
         assert [each for each in closest_matches(word, words) if each != word] == expected
 
 
-def test_similar_words_are_near_when_none_is_one_slip_away() -> None:
+def test_similar_words_match_if_none_is_at_edit_distance_one() -> None:
     assert closest_matches("ppo", ["cpo", "ppo_clip", "sft"]) == ["ppo_clip", "cpo"]
     assert closest_matches("temprature_", ["temperature", "top_k"]) == ["temperature"]
     assert closest_matches("zzz", ["temperature", "top_k"]) == []
     assert closest_matches("ADAMW", ["AdamW", "SGD"]) == ["AdamW"]
 
 
-def test_several_names_that_are_as_near_are_all_offered() -> None:
+def test_several_equally_close_names_are_all_suggested() -> None:
     assert did_you_mean("k9", ["k1", "k2", "abs"]) == "; did you mean 'k1' or 'k2'?"
     assert did_you_mean("nothing like it", ["k1"]) == ""
 
@@ -48,7 +48,7 @@ def test_several_names_that_are_as_near_are_all_offered() -> None:
         (float("nan"), "(-inf, inf)", False), (None, "(0, 1)", True),
     ],
 )  # fmt: skip
-def test_check_range_takes_what_the_interval_holds(value: float | None, interval: str, is_in: bool) -> None:
+def test_check_range_accepts_values_of_the_interval(value: float | None, interval: str, is_in: bool) -> None:
     settings = SimpleNamespace(clip=value)
     if is_in:
         check_range(settings, "clip", interval)
@@ -58,7 +58,7 @@ def test_check_range_takes_what_the_interval_holds(value: float | None, interval
         assert str(caught.value) == f"clip must be in {interval}, got {value}."
 
 
-def test_mistakes_show_table_key_and_origin() -> None:
+def test_errors_show_table_key_and_origin() -> None:
     problem = Problem("loss", "must be a number, got 'x'.", "clip", "base.toml")
     assert str(problem) == "[loss] clip must be a number, got 'x'. (from base.toml)"
     assert str(problem.under("algorithm")).startswith("[algorithm.loss] clip must")

@@ -23,7 +23,7 @@ STALE = "is not what the sources say; run `make docs`"
 @pytest.mark.parametrize(
     ("name", "made"), [("config.md", config_page), ("cli.md", cli_page), ("dataflow.svg", dataflow_svg)]
 )
-def test_generated_pages_are_those_of_the_sources(name: str, made: object) -> None:
+def test_generated_pages_are_up_to_date(name: str, made: object) -> None:
     assert callable(made)
     assert (ROOT / "docs" / name).read_text("utf-8") == made(), f"docs/{name} {STALE}"
 
@@ -44,7 +44,7 @@ def test_every_page_is_in_the_menu() -> None:
         assert f"'{page.name}'" in nav, f"mkdocs.yml: add {page.name} to nav"
 
 
-def test_site_builds_with_every_link_leading_somewhere(tmp_path: Path) -> None:
+def test_site_builds_and_every_link_resolves(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

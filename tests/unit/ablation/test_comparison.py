@@ -31,7 +31,7 @@ def at(values: dict[str, list[float]], metric: str = "reward/mean") -> list[Meas
     ]
 
 
-def test_curves_add_up_tokens_of_every_draw_and_leave_validation_out(tmp_path: Path) -> None:
+def test_curves_count_resampled_tokens_and_exclude_validation(tmp_path: Path) -> None:
     import json
 
     lines = [line(1, 0.5), line(2, None, **{"sample/resample_attempts": 2.0}), line(3, 0.9)]
@@ -47,14 +47,14 @@ def test_curves_add_up_tokens_of_every_draw_and_leave_validation_out(tmp_path: P
     assert curves.at("reward/mean", "steps", 3, window=3) == pytest.approx(0.7)
 
 
-def test_metric_that_no_run_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_metric_is_refused_with_the_closest_match(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     check_metric(tmp_path, "reward/mean")
     with pytest.raises(TrainingError, match=r"got 'reward/maen', which .* lacks; did you mean 'reward/mean'"):
         check_metric(tmp_path, "reward/maen")
 
 
-def test_budgets_default_to_what_all_reached(ablation: Ablation, finish: Finish) -> None:
+def test_budgets_default_to_the_largest_that_every_run_reached(ablation: Ablation, finish: Finish) -> None:
     planned = plan(ablation())
     for run in planned.runs:
         cost = 10.0 if run.variant == "clip_high=0.2" else 30.0
@@ -76,7 +76,7 @@ def test_differences_are_taken_seed_by_seed() -> None:
     assert other.difference.p == 2 / 8
 
 
-def test_seeds_that_one_lacks_are_no_pairs() -> None:
+def test_seeds_missing_in_one_variant_are_not_paired() -> None:
     measured = [each for each in at({"a": [1.0, 2.0, 3.0], "b": [2.0, 9.0, 4.0]}) if each[:2] != ("b", 1)]
     _, other = compare(measured, ["a", "b"])
     assert other.difference is not None
@@ -115,7 +115,7 @@ def test_outcomes(values: list[float], direction: str, outcome: str) -> None:
     assert verdicts(settings, table[:1])[0].outcome == "not measured"
 
 
-def test_more_than_eight_seeds_are_told_by_the_least_the_median_and_the_greatest() -> None:
+def test_more_than_eight_seeds_are_reported_as_minimum_median_and_maximum() -> None:
     def last_column(count: int) -> tuple[str, str]:
         rows = compare(at({"a": [float(seed**2) for seed in range(count)]}), ["a"])
         (table,) = summary.results(rows, "a", count)
@@ -125,7 +125,7 @@ def test_more_than_eight_seeds_are_told_by_the_least_the_median_and_the_greatest
     assert last_column(9) == ("least, median, greatest", "0 16 64")
 
 
-def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) -> None:
+def test_report_states_results_and_method(ablation: Ablation, finish: Finish) -> None:
     head = 'title = "Which?"\n[[expect]]\nvariant = "clip_high=0.28"\ndirection = "higher"'
     planned = plan(ablation(head=head))
     for run in planned.runs:
@@ -155,7 +155,7 @@ def test_report_says_what_was_found_and_how(ablation: Ablation, finish: Finish) 
     assert "reward/mean by tokens" in html
 
 
-def test_report_of_a_part_says_that_it_is_one(ablation: Ablation, finish: Finish) -> None:
+def test_report_of_unfinished_runs_is_marked_as_partial(ablation: Ablation, finish: Finish) -> None:
     planned = plan(ablation())
     with pytest.raises(TrainingError, match="nothing to report"):
         write_files(planned, [], "")
@@ -165,7 +165,7 @@ def test_report_of_a_part_says_that_it_is_one(ablation: Ablation, finish: Finish
     assert "| 0.5 | -inf to inf | – | – | – | – | 0.5 – – |" in text
 
 
-def test_results_of_another_form_are_refused(tmp_path: Path) -> None:
+def test_results_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="must begin with variant,seed,metric,budget,limit,value"):

@@ -56,28 +56,30 @@ def planned(ablation: Ablation) -> Plan:
     return plan(ablation())
 
 
-def test_failed_run_is_told_and_does_not_stop_the_others(planned: Plan, started: list[Any]) -> None:
+def test_failed_run_is_reported_and_does_not_stop_the_others(planned: Plan, started: list[Any]) -> None:
     (failure,) = execute(planned.runs, slots(2, 1, [0, 1], []))
     assert len(started) == 6
     assert (failure.run.variant, failure.run.seed) == ("clip_high=0.2", 1)
     assert failure.reason.startswith("ValueError: it broke (exit code 1; runs/ablations/study/logs/")
 
 
-def test_finished_runs_are_not_repeated_but_failed_ones_are(planned: Plan, started: list[Any]) -> None:
+def test_finished_runs_are_skipped_and_failed_ones_are_repeated(planned: Plan, started: list[Any]) -> None:
     execute(planned.runs, slots(1, 1, [0], []))
     started.clear()
     execute(planned.runs, slots(1, 1, [0], []))
     assert started == [("clip_high=0.2", 1)]
 
 
-def test_process_that_ends_well_before_its_last_step_has_failed(
+def test_process_that_exits_before_its_last_step_has_failed(
     planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_start", lambda *_: Process(0))
     assert len(execute(planned.runs, slots(1, 1, [0], []))) == 6
 
 
-def test_finished_is_told_of_old_and_new_runs_and_may_end_all(planned: Plan, started: list[Any]) -> None:
+def test_on_finished_is_called_for_old_and_new_runs_and_may_stop_the_rest(
+    planned: Plan, started: list[Any]
+) -> None:
     told: list[PlannedRun] = []
     execute(planned.runs[:1], slots(1, 1, [0], []))
     execute(planned.runs[:3], slots(1, 1, [0], []), finished=told.append)
@@ -90,7 +92,7 @@ def test_finished_is_told_of_old_and_new_runs_and_may_end_all(planned: Plan, sta
         execute(planned.runs, slots(1, 1, [0], []), finished=refuse)
 
 
-def test_cores_and_gpus_are_shared_out() -> None:
+def test_cores_and_gpus_are_divided_among_runs() -> None:
     assert [slot.cores for slot in slots(2, 1, [0, 1, 4, 5], [])] == [(0, 1), (4, 5)]
     assert [slot.cores for slot in slots(3, 1, [0, 1], [])] == [(0, 1), (0,), (1,)]
     assert [slot.devices for slot in slots(2, 2, [0], ["3", "4", "5", "6"])] == [("3", "4"), ("5", "6")]
@@ -100,9 +102,7 @@ def test_cores_and_gpus_are_shared_out() -> None:
     assert devices({"CUDA_VISIBLE_DEVICES": "-1"}) == []
 
 
-def test_as_many_runs_work_at_a_time_as_asked_for_on_fewer_cores(
-    planned: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_parallel_runs_may_exceed_the_cores(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     class Working(Process):
         looks = 0
 
@@ -117,7 +117,7 @@ def test_as_many_runs_work_at_a_time_as_asked_for_on_fewer_cores(
     assert max(running) == 2
 
 
-def test_plain_stream_gets_a_line_for_each_run(planned: Plan, started: list[Any]) -> None:
+def test_plain_stream_gets_a_line_per_run(planned: Plan, started: list[Any]) -> None:
     console = Console(file=io.StringIO(), width=40)
     with AblationView(planned, console) as view:
         execute(planned.runs, slots(1, 1, [0], []), view=view.show)

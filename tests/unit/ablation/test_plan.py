@@ -46,7 +46,7 @@ def test_baseline_comes_first(ablation: Ablation) -> None:
     assert outline(path)[1][0].name == "clip_high=0.28"
 
 
-def test_mistake_of_one_variant_names_it_and_that_of_all_does_not(ablation: Ablation) -> None:
+def test_error_of_one_variant_names_the_variant(ablation: Ablation) -> None:
     path = ablation("[vary]\nalgorithm.loss.clip_low = [0.2, 1.5]\nloop.stesp = [4]\n")
     with pytest.raises(ConfigError) as caught:
         plan(path)
@@ -57,14 +57,14 @@ def test_mistake_of_one_variant_names_it_and_that_of_all_does_not(ablation: Abla
     assert "clip_low must be in (0, 1), got 1.5. (from variant 'clip_low=1.5')" in text
 
 
-def test_mistake_of_the_base_file_is_told_once_with_its_file(ablation: Ablation, file: Path) -> None:
+def test_error_of_the_base_file_is_reported_once_with_its_file(ablation: Ablation, file: Path) -> None:
     file.write_text(file.read_text().replace("steps = 2", "steps = 0"))
     message = r"\[loop\] steps must be in \[1, inf\), got 0. \(from .*lab.toml\)"
     with pytest.raises(ConfigError, match=message):
         plan(ablation())
 
 
-def test_mistakes_of_the_file_itself_come_together(ablation: Ablation) -> None:
+def test_errors_of_the_ablation_file_are_reported_together(ablation: Ablation) -> None:
     path = ablation("[vary]\nloop.steps = 3\n", head="seed = 4\nwindow = 0\n[budgets]\nsteps = [5, 2]")
     with pytest.raises(ConfigError) as caught:
         plan(path)
@@ -85,12 +85,12 @@ def test_mistakes_of_the_file_itself_come_together(ablation: Ablation) -> None:
         ("[budgets]\nsteps = [1, 3]", r"\[budgets\] steps must be <= \[loop\] steps = 2, got \[3\]"),
     ],
 )  # fmt: skip
-def test_mistakes_between_keys(ablation: Ablation, head: str, message: str) -> None:
+def test_inconsistent_keys_are_refused(ablation: Ablation, head: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(ablation(head=head))
 
 
-def test_missing_base_is_told_once(ablation: Ablation, file: Path) -> None:
+def test_missing_base_is_reported_once(ablation: Ablation, file: Path) -> None:
     path = ablation()
     file.unlink()
     with pytest.raises(ConfigError, match=r"1 mistake\n.*no such file"):
@@ -108,14 +108,14 @@ def test_state_of_a_run_follows_its_folder(ablation: Ablation, finish: Finish) -
     assert (run.state(), run.steps_done()) == ("unfinished", 1)
 
 
-def test_run_of_other_settings_is_refused(ablation: Ablation, finish: Finish) -> None:
+def test_run_with_other_settings_is_refused(ablation: Ablation, finish: Finish) -> None:
     path = ablation()
     finish(plan(path).runs[0], [{"step": 2}])
     with pytest.raises(ConfigError, match=r"other settings \(loop.steps was 2 and is 9\); remove"):
         plan(path, ["loop.steps=9"]).runs[0].state()
 
 
-def test_run_made_before_a_key_was_there_is_a_run_of_today(ablation: Ablation, finish: Finish) -> None:
+def test_run_saved_before_a_key_existed_is_still_valid(ablation: Ablation, finish: Finish) -> None:
     run = plan(ablation()).runs[0]
     finish(run, [{"step": 2}])
     lines = run.folder.config.read_text().splitlines()
@@ -125,13 +125,13 @@ def test_run_made_before_a_key_was_there_is_a_run_of_today(ablation: Ablation, f
     assert run.state() == "finished"
 
 
-def test_ablation_files_are_told_from_experiments(ablation: Ablation, file: Path) -> None:
+def test_ablation_files_are_distinguished_from_experiments(ablation: Ablation, file: Path) -> None:
     assert is_ablation(ablation())
     assert not is_ablation(file)
     assert not is_ablation(file.with_name("none.toml"))
 
 
-def test_commands_make_the_runs(ablation: Ablation, finish: Finish) -> None:
+def test_printed_commands_run_the_plan(ablation: Ablation, finish: Finish) -> None:
     runs = plan(ablation()).runs
     finish(runs[1], [{"step": 1}])
     words = shlex.split(command(runs[1], nproc=2))
@@ -141,7 +141,7 @@ def test_commands_make_the_runs(ablation: Ablation, finish: Finish) -> None:
     assert load(words[2], overrides) == runs[1].experiment
 
 
-def test_slurm_script_has_a_task_for_each_run(ablation: Ablation, tmp_path: Path) -> None:
+def test_slurm_script_has_one_task_per_run(ablation: Ablation, tmp_path: Path) -> None:
     runs = plan(
         ablation('[vary]\nalgorithm.loss.clip_high = [0.2, 0.28]\nprompts.dataset = ["it\'s"]\n')
     ).runs
@@ -160,14 +160,14 @@ def test_slurm_script_has_a_task_for_each_run(ablation: Ablation, tmp_path: Path
     assert 'prompts.dataset="it\'s"' in words[4]
 
 
-def test_page_names_every_key() -> None:
+def test_docs_page_names_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "ablations.md").read_text()
     table = page.partition("## Keys")[2].partition("## ")[0]
     named = re.findall(r"`([^`]+)`", "".join(row.split("|")[1] for row in re.findall(r"^\| .*", table, re.M)))
     assert {name.strip("[]") for name in named} == {field.name for field in fields(Settings)}
 
 
-def test_examples_of_the_page_vary_something() -> None:
+def test_docs_examples_vary_a_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "ablations.md").read_text()
     first, second = (tomli.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.S))
     assert len(variants(first["vary"], None)) == 4

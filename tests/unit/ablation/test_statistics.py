@@ -64,7 +64,7 @@ def test_bootstrap_of_five_pairs_leaves_out_two_means_of_each_end() -> None:
     assert bootstrap_interval([0.0, 1.0, 10.0, 100.0, 1000.0])[0] == pytest.approx(1 / 5)
 
 
-def test_bootstrap_covers_about_as_often_as_it_says() -> None:
+def test_bootstrap_coverage_is_near_its_nominal_level() -> None:
     draw = random.Random(1)
     trials = 300
     covered = 0
@@ -91,7 +91,7 @@ def test_bootstrap_needs_pairs() -> None:
         bootstrap_interval([1.0])
 
 
-def test_five_seeds_that_agree_give_the_least_p_there_is() -> None:
+def test_five_seeds_of_one_sign_give_the_smallest_possible_p() -> None:
     assert sign_flip_p([0.1, 0.2, 0.3, 0.4, 0.5]) == 2 / 32 == least_p(5)
     assert sign_flip_p([-0.1, -0.2, -0.3, -0.4, -0.5]) == 2 / 32
 
@@ -120,7 +120,7 @@ def test_sign_flips_of_twenty_pairs_are_exact() -> None:
     assert sign_flip_p([0.1] * 20) == least_p(20) == 2 / 2**20
 
 
-def test_many_pairs_are_drawn_and_never_give_zero() -> None:
+def test_sampled_sign_flips_never_give_p_zero() -> None:
     assert sign_flip_p([1.0] * 30) == pytest.approx(least_p(30))
     assert 0.3 < sign_flip_p([1.0, -1.0] * 10 + [1.0]) <= 1
 

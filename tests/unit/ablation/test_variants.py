@@ -32,7 +32,7 @@ def test_keys_with_the_same_end_are_named_in_full() -> None:
     assert found[0].name == "optimizer.lr=1,critic.optimizer.lr=3"
 
 
-def test_axis_of_one_value_is_set_and_not_named() -> None:
+def test_axis_with_one_value_is_set_and_not_in_the_name() -> None:
     found = grid("optimizer.lr = [1, 2]\nloop.steps = [3]")
     assert found[1] == Variant("lr=2", ("optimizer.lr=2", "loop.steps=3"))
 
@@ -44,7 +44,7 @@ def test_component_tables_are_values() -> None:
     assert found[1].folder_name == "loss=ppo_clip_clip_high=0.28"
 
 
-def test_named_variants_are_pieces_of_a_file() -> None:
+def test_named_variants_are_partial_experiment_files() -> None:
     found = named("""
         [[variant]]
         name = "plain"
@@ -91,6 +91,6 @@ def test_values_survive_as_toml_on_one_line(value: str) -> None:
         ({"run": {"seed": [1, 2]}}, None, "run must not be varied, got 'run.seed'"),
     ],
 )
-def test_mistakes_are_told(vary: Any, variant: Any, message: str) -> None:
+def test_invalid_variants_are_reported(vary: Any, variant: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         variants(vary, variant)

@@ -53,7 +53,7 @@ KL_BATCH = {
 """k1 of the trainable tokens: .5, -1, 1 and 0, 2."""
 
 
-def test_reward_stands_on_the_last_trainable_token() -> None:
+def test_reward_is_placed_on_the_last_response_token() -> None:
     batch, _ = compute_advantages(
         batch_of(**KL_BATCH), algorithm(advantage={"name": "reinforce_plus_plus", "whiten": False})
     )
@@ -61,7 +61,7 @@ def test_reward_stands_on_the_last_trainable_token() -> None:
     assert batch["advantage"].tolist() == [[1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
 
 
-def test_kl_in_the_reward_is_per_token_and_its_sum_is_what_the_row_loses() -> None:
+def test_kl_in_the_reward_is_per_token_and_sums_to_the_sequence_penalty() -> None:
     batch, metrics = compute_advantages(
         batch_of(**KL_BATCH),
         algorithm(
@@ -77,7 +77,7 @@ def test_kl_in_the_reward_is_per_token_and_its_sum_is_what_the_row_loses() -> No
     assert metrics["kl/value"] == pytest.approx((0.5 - 1 + 1 + 0 + 2) / 5)
 
 
-def test_kl_is_taken_off_rewards_that_are_on_one_scale_already() -> None:
+def test_kl_is_subtracted_after_reward_scaling() -> None:
     chosen = algorithm(
         advantage={"name": "rloo", "source": "token_reward"},
         kl={"placement": "reward", "coefficient": 0.1},
@@ -94,7 +94,7 @@ def test_kl_is_taken_off_rewards_that_are_on_one_scale_already() -> None:
     assert metrics["reward/kl_penalized"] == pytest.approx((1.2 - 0.05 + 0 - 0.2) / 2)
 
 
-def test_filters_see_rewards_as_they_came_and_all_of_them_make_the_scale() -> None:
+def test_filters_read_raw_rewards_and_reward_scaling_counts_dropped_rows() -> None:
     rows = {"loss_mask": [[True]] * 4, "group_id": [0, 0, 1, 1], "reward": [1.0, 2.0, 4.0, 4.0]}
     batch, metrics = compute_advantages(
         batch_of(**rows, baseline_reward=[1.0, 1.0, 4.0, 4.0]),
@@ -122,7 +122,7 @@ def test_kl_in_the_advantage_comes_after_whitening() -> None:
     assert metrics["kl/value"] == pytest.approx(0.5)
 
 
-def test_kl_in_the_loss_leaves_this_stage_alone() -> None:
+def test_kl_in_the_loss_does_not_change_advantages() -> None:
     parts: dict[str, Any] = {"advantage": {"name": "rloo"}}
     plain, metrics = compute_advantages(batch_of(**KL_BATCH), algorithm(**parts))
     batch, with_kl = compute_advantages(
@@ -132,7 +132,7 @@ def test_kl_in_the_loss_leaves_this_stage_alone() -> None:
     assert with_kl == metrics
 
 
-def test_the_controller_s_present_coefficient_counts() -> None:
+def test_kl_penalty_uses_the_controllers_current_coefficient() -> None:
     controlled = algorithm(
         advantage={"name": "rloo", "source": "token_reward"}, kl={"placement": "reward", "coefficient": 0.0}
     )
@@ -143,7 +143,7 @@ def test_the_controller_s_present_coefficient_counts() -> None:
     assert batch["token_reward"][1].tolist() == [0.0, 0.0, -1.0, 0.0]
 
 
-def test_a_row_passes_every_filter_and_zero_spread_is_counted_before() -> None:
+def test_row_must_pass_every_filter_and_zero_std_groups_are_counted_before() -> None:
     batch = batch_of(
         loss_mask=[[True]] * 6, group_id=[5, 5, 2, 2, 9, 9], reward=[1.0, 0.0, 1.0, 1.0, 0.25, 0.0]
     )
@@ -160,7 +160,7 @@ def test_a_row_passes_every_filter_and_zero_spread_is_counted_before() -> None:
     assert metrics["advantage/frac_zero_std"] == pytest.approx(1 / 3)
 
 
-def test_no_row_left_is_an_empty_batch() -> None:
+def test_filters_that_drop_every_row_give_an_empty_batch() -> None:
     batch = scored_batch(Shape((2, 3), 4, 0, 0.8))
     batch["reward"] = torch.full((5,), 0.35)
     got, metrics = compute_advantages(
@@ -176,7 +176,7 @@ def test_no_row_left_is_an_empty_batch() -> None:
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_filters_see_the_raw_reward_that_they_name() -> None:
+def test_filters_read_the_raw_reward_of_their_key() -> None:
     batch = batch_of(loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[1.0, 0.1, 1.0, 0.8])
     batch["rewards"] = TensorDict({"accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0])}, batch_size=[4])
     got, _ = compute_advantages(
@@ -195,7 +195,7 @@ CORRECTED = {
 """Log-ratios .5, 0, 8 and 0, .25."""
 
 
-def test_corrections_multiply_weights_and_and_their_keeps() -> None:
+def test_corrections_multiply_weights_and_intersect_masks() -> None:
     chain = [{"name": "tis", "cap": 1.2}, {"name": "icepop", "low": 0.0, "high": 2.0}, {"name": "none"}]
     batch, metrics = compute_advantages(
         batch_of(**CORRECTED), algorithm(advantage={"name": "rloo"}, correction=chain)
@@ -213,7 +213,7 @@ def test_corrections_multiply_weights_and_and_their_keeps() -> None:
     assert metrics["sample/logprob_diff"] == pytest.approx(8.75 / 5)
 
 
-def test_a_correction_may_read_the_advantage_of_this_stage() -> None:
+def test_correction_reads_the_advantage_of_the_same_stage() -> None:
     batch = batch_of(**CORRECTED)
     batch["sampler_logprob"] = batch["sampler_logprob"] + 1.0  # Every row is 1 nat more off.
     got, _ = compute_advantages(
@@ -237,14 +237,14 @@ def test_denominators_after_rejection(denominator: str, share: float) -> None:
     assert not (weight * batch["correction_weight"])[dropped].any()
 
 
-def test_weigh_counts_over_the_rows_that_it_is_given() -> None:
+def test_compute_loss_weights_normalizes_over_the_given_rows() -> None:
     batch = scored_batch(Shape((2, 2), 5, 1, 0.8))
     got = compute_loss_weights(batch, algorithm(aggregation={"name": "sequence_mean"}))
     assert float(got["loss_weight"].sum()) == pytest.approx(1.0)
     assert "loss_weight" not in batch.keys()  # noqa: SIM118
 
 
-def test_explained_variance_is_absent_where_returns_do_not_vary() -> None:
+def test_explained_variance_is_absent_without_variance_of_returns() -> None:
     batch = scored_batch(Shape((2, 2), 6, 3, 0.9)).exclude("token_reward")
     chosen = algorithm(advantage={"name": "gae", "gamma": 0.9, "whiten": False})
     got, metrics = compute_advantages(batch, chosen)
@@ -257,7 +257,7 @@ def test_explained_variance_is_absent_where_returns_do_not_vary() -> None:
     assert "critic/explained_variance" not in compute_advantages(flat, chosen)[1]
 
 
-def test_the_input_is_never_written_to() -> None:
+def test_compute_advantages_does_not_modify_its_input() -> None:
     batch = scored_batch(Shape((3, 2), 5, 2, 0.8))
     del batch["advantage"]
     before, keys = batch.clone(), set(batch.keys(True))

@@ -51,7 +51,7 @@ def test_order_depends_on_seed_step_and_epoch_alone():
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_shares_hold_every_row_once_whole_groups_and_balanced_tokens(degree):
+def test_shards_hold_every_row_once_whole_groups_and_balanced_tokens(degree):
     whole = batch([3, 2, 4, 1, 3, 2])
     shares = [shard_batch(whole, rank, degree) for rank in range(degree)]
     assert sorted(row for part in shares for row in part["row_id"].tolist()) == list(range(15))

@@ -45,7 +45,7 @@ def gradients(total: torch.Tensor, policy: PolicyOutputs) -> tuple[torch.Tensor 
     return torch.autograd.grad(total, [policy.logprob, policy.entropy], allow_unused=True)
 
 
-def test_compiled_gradient_is_scaled_by_what_is_made_of_the_total() -> None:
+def test_compiled_gradient_follows_the_scale_of_the_loss() -> None:
     policy, batch = step()
     eager = objective(entropy=True)
     fast = compiled(eager, run_as_captured)
@@ -68,7 +68,7 @@ def test_compiled_on_policy_objective_stops_the_gradient_through_old_logprob() -
         assert sums["loss/approx_kl"][0] == 0
 
 
-def test_compiled_objective_gives_no_gradient_to_what_it_does_not_use() -> None:
+def test_compiled_objective_gives_no_gradient_to_unused_inputs() -> None:
     """A gradient of zeros would cost the head a pass over the vocabulary."""
     policy, batch = step()
     total, sums = compiled(objective(), run_as_captured)(policy, batch, COEFFICIENTS)
@@ -76,7 +76,7 @@ def test_compiled_objective_gives_no_gradient_to_what_it_does_not_use() -> None:
     assert not any(value.requires_grad for pair in sums.values() for value in pair)
 
 
-def test_compiled_objective_writes_nothing_into_the_batch() -> None:
+def test_compiled_objective_does_not_modify_the_batch() -> None:
     policy, batch = step()
     before = batch.clone()
     compiled(objective(on_policy=True), run_as_captured)(policy, batch.lock_(), COEFFICIENTS)
@@ -84,7 +84,7 @@ def test_compiled_objective_writes_nothing_into_the_batch() -> None:
     assert all(torch.equal(batch[key], before[key]) for key in before.keys())  # noqa: SIM118
 
 
-def test_a_loss_of_the_row_counts_for_each_of_its_tokens_and_a_metric_once_for_the_row() -> None:
+def test_sequence_loss_counts_per_token_and_its_metric_once_per_row() -> None:
     def loss(policy: PolicyOutputs, batch: Any) -> TokenLoss:
         row = torch.tensor([[2.0], [5.0], [float("nan")]])
         return TokenLoss(row, {"row": row})
@@ -96,7 +96,7 @@ def test_a_loss_of_the_row_counts_for_each_of_its_tokens_and_a_metric_once_for_t
     assert [value.item() for value in sums["loss/row"]] == [2.0 + 5.0, 2.0]
 
 
-def test_objectives_of_one_process_do_not_share_a_limit_of_graphs() -> None:
+def test_objectives_have_separate_recompile_limits() -> None:
     policy, batch = step()
     with torch._dynamo.config.patch(recompile_limit=1):
         for clip_high in (0.2, 0.3):

@@ -30,7 +30,7 @@ def paired(reward: list[float], group: list[int]) -> list[list[int]]:
         ([0.0, 2.0, 1.0, 3.0], [0, 1, 0, 1], [[2, 0], [3, 1]]),
     ],
 )
-def test_every_two_rows_of_unequal_reward_become_a_pair_the_better_first(
+def test_rows_of_unequal_reward_become_pairs_with_the_better_first(
     reward: list[float], group: list[int], pairs: list[list[int]]
 ) -> None:
     assert paired(reward, group) == pairs

@@ -15,7 +15,7 @@ from titanrl.registry.decode import decode
 FIRST, SECOND = [0.1, 0.35, 0.7, -2.0], [3.0, 0.35, 1.1]
 
 
-def test_rewards_are_divided_by_the_deviation_of_all_so_far():
+def test_rewards_are_divided_by_the_running_standard_deviation():
     scaling = RewardScaling()
     for part in (FIRST, SECOND):
         scaling.see(torch.tensor(part))
@@ -24,7 +24,7 @@ def test_rewards_are_divided_by_the_deviation_of_all_so_far():
     assert scaling(torch.tensor(SECOND)).tolist() == pytest.approx([r / deviation for r in SECOND], rel=1e-6)
 
 
-def test_mean_is_subtracted_if_asked_and_what_results_is_clipped():
+def test_center_subtracts_the_running_mean_before_clipping():
     scaling = RewardScaling(center=True, clip=1.5)
     scaling.see(torch.tensor(FIRST + SECOND))
     mean, deviation = statistics.mean(FIRST + SECOND), statistics.stdev(FIRST + SECOND)
@@ -38,7 +38,7 @@ def test_mean_is_subtracted_if_asked_and_what_results_is_clipped():
     ]
 
 
-def test_rewards_that_were_all_equal_are_not_divided():
+def test_constant_rewards_are_not_divided():
     scaling = RewardScaling()
     for _ in range(3):
         scaling.see(torch.full((8,), 0.35))
@@ -46,7 +46,7 @@ def test_rewards_that_were_all_equal_are_not_divided():
     assert scaling(torch.tensor([0.35])).tolist() == torch.tensor([0.35]).tolist()
 
 
-def test_unscored_rows_count_in_no_moment():
+def test_unscored_rows_are_excluded_from_running_moments():
     scaling, scored = RewardScaling(center=True), RewardScaling(center=True)
     scaling.see(torch.tensor([math.nan, *FIRST]))
     scaling.see(torch.tensor([math.nan]))
@@ -65,7 +65,7 @@ def test_resumed_scaling_continues_exactly():
     assert resumed == whole
 
 
-def test_table_that_does_nothing_is_refused():
+def test_reward_scaling_without_effect_is_refused():
     with pytest.raises(ConfigError, match="divide must be true where center and clip are off"):
         decode(RewardScaling, {"divide": False})
     with pytest.raises(ConfigError, match=r"clip must be in \(0, inf\], got 0"):

@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
     return seen
 
 
-def test_version_and_help_answer() -> None:
+def test_version_and_help_print() -> None:
     assert titanrl("--version").output.strip() == __version__
     for command in ("train", "check", "show", "components", "model", "export", "ablate", "serve"):
         assert command in titanrl("--help").output
@@ -49,7 +49,7 @@ def test_help_keeps_the_names_of_tables() -> None:
     assert "[prompts]" in titanrl("rft", "--help").output
 
 
-def test_check_tells_right_from_wrong_files_and_reads_them_all(file: Path, tmp_path: Path) -> None:
+def test_check_reports_valid_and_invalid_files(file: Path, tmp_path: Path) -> None:
     result = titanrl("check", file)
     assert result.exit_code == 0, result.output
     assert "lab.toml: right" in result.output
@@ -93,7 +93,7 @@ def test_ablate_prints_commands_and_runs_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_ablate_tells_the_mistakes_of_all_files_before_it_runs_any(file: Path) -> None:
+def test_ablate_reports_errors_of_all_files_before_running_any(file: Path) -> None:
     studies = [file.with_name(f"study{number}.toml") for number in (1, 2)]
     for study in studies:
         study.write_text(ABLATION.format(1.2))
@@ -102,7 +102,7 @@ def test_ablate_tells_the_mistakes_of_all_files_before_it_runs_any(file: Path) -
     assert all(f"{study.name}: 1 mistake" in result.output for study in studies)
 
 
-def test_check_with_nproc_asks_whether_ranks_fit(file: Path) -> None:
+def test_check_with_nproc_validates_the_mesh(file: Path) -> None:
     assert titanrl("check", file, "--nproc", 4).exit_code == 0
     result = titanrl("check", file, "--nproc", 3)
     assert result.exit_code == 2
@@ -112,7 +112,7 @@ def test_check_with_nproc_asks_whether_ranks_fit(file: Path) -> None:
     assert "must multiply to the 3 processes" in titanrl("check", file, *tensor_parallel, 3).output
 
 
-def test_check_without_nproc_takes_the_fewest_ranks_that_the_degrees_fit(file: Path) -> None:
+def test_check_without_nproc_assumes_the_smallest_valid_mesh(file: Path) -> None:
     result = titanrl("check", file, "--set", "parallelism.tensor_parallel_degree=2")
     assert result.exit_code == 0, result.output
     assert "the fullest of 2 ranks needs about" in result.output
@@ -121,7 +121,7 @@ def test_check_without_nproc_takes_the_fewest_ranks_that_the_degrees_fit(file: P
     assert "expert_parallel_degree must divide the 4 ranks" in result.output
 
 
-def test_check_tells_what_lies_in_cpu_memory(file: Path) -> None:
+def test_check_reports_offloaded_memory(file: Path) -> None:
     here = titanrl("check", file).output
     weights = here.partition("reference: weights ")[2].partition(",")[0].strip()
     offloaded = titanrl("check", file, "--set", "reference.offload=true").output
@@ -139,7 +139,7 @@ def test_check_tells_what_lies_in_cpu_memory(file: Path) -> None:
         ({"expert_parallel_degree": 6, "tensor_parallel_degree": 4}, 12),
     ],
 )
-def test_least_ranks_make_a_mesh_and_none_fewer_does(degrees: dict[str, int], ranks: int) -> None:
+def test_least_ranks_is_the_smallest_valid_mesh(degrees: dict[str, int], ranks: int) -> None:
     mesh = Parallelism(**degrees)
     assert mesh.least_ranks == ranks
     assert [count for count in range(1, ranks + 1) if not mesh_problems(mesh, count)] == [ranks]
@@ -199,7 +199,7 @@ def test_components_shows_those_of_an_import(tmp_path: Path) -> None:
     assert str(path) in output.replace("\n", "")
 
 
-def test_train_hands_the_experiment_to_the_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:
+def test_train_passes_the_experiment_to_the_train_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:
     result = titanrl("train", file, "--set", "loop.steps=3", "--resume")
     assert result.exit_code == 0, result.output
     ((experiment, resume),) = runs
@@ -236,7 +236,7 @@ def test_train_under_a_launcher_is_one_rank_and_starts_nothing(
     assert silent.output == ""
 
 
-def test_train_refuses_a_number_of_ranks_that_groups_do_not_divide(file: Path) -> None:
+def test_train_refuses_ranks_that_do_not_divide_the_groups(file: Path) -> None:
     result = titanrl("train", file, RANK="0", WORLD_SIZE="3")
     assert result.exit_code == 2
     assert "[loop] prompts_per_step must be a multiple" in result.output
@@ -248,7 +248,7 @@ def test_options_have_no_abbreviations(file: Path) -> None:
     assert "No such option: --resum" in result.output
 
 
-def test_model_get_of_an_unknown_name_lists_the_known() -> None:
+def test_model_get_of_an_unknown_name_lists_known_models() -> None:
     result = titanrl("model", "get", "smollm2-135")
     assert result.exit_code == 2
     assert "did you mean 'smollm2-135m'?" in result.output
@@ -266,7 +266,7 @@ def test_shown_file_states_every_default(file: Path) -> None:
     }
 
 
-def test_report_refuses_an_ending_that_it_does_not_draw(tmp_path: Path) -> None:
+def test_report_refuses_an_unsupported_file_suffix(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     result = titanrl("report", tmp_path, "--to", tmp_path / "page.docx")
     assert result.exit_code == 2
@@ -298,7 +298,7 @@ def test_serve_needs_no_parallelism_no_data_and_one_process(
     assert second.sampler.max_response_tokens == 9
 
 
-def test_serve_tells_what_keeps_a_model_from_being_served(
+def test_serve_reports_settings_that_cannot_be_served(
     file: Path, tmp_path: Path, served: list[tuple[Any, Any, dict[str, Any]]]
 ) -> None:
     (tmp_path / "empty").mkdir()

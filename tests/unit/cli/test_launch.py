@@ -15,7 +15,7 @@ SRUN = {
 }
 
 
-def test_srun_variables_become_those_of_torch() -> None:
+def test_srun_variables_are_mapped_to_torchrun_variables() -> None:
     assert slurm_environment(SRUN) == {
         "RANK": "11",
         "LOCAL_RANK": "3",
@@ -25,13 +25,13 @@ def test_srun_variables_become_those_of_torch() -> None:
     }
 
 
-def test_what_the_user_set_stays() -> None:
+def test_variables_set_by_the_user_are_kept() -> None:
     found = slurm_environment({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
     assert not {"MASTER_ADDR", "MASTER_PORT"} & found.keys()
     assert found["RANK"] == "11"
 
 
-def test_torchrun_inside_a_job_wins_over_slurm() -> None:
+def test_torchrun_inside_a_slurm_job_takes_precedence() -> None:
     environment = {**SRUN, "RANK": "0", "WORLD_SIZE": "2"}
     assert launched(environment)
     assert slurm_environment(environment) == {}
@@ -49,7 +49,7 @@ def test_torchrun_inside_a_job_wins_over_slurm() -> None:
         {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
-def test_lone_process_is_no_rank(environment: dict[str, str]) -> None:
+def test_single_process_has_no_rank(environment: dict[str, str]) -> None:
     assert slurm_environment(environment) == {}
     assert not launched(environment)
 

@@ -43,7 +43,7 @@ def supervised(model: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_bad_and_long_rows_are_named_and_counted_and_lengths_drawn(supervised: Path) -> None:
+def test_scan_names_invalid_and_overlong_rows_and_plots_lengths(supervised: Path) -> None:
     result = titanrl("check", supervised, "--data")
     assert result.exit_code == 2
     assert "Traceback" not in result.output
@@ -59,7 +59,7 @@ def test_bad_and_long_rows_are_named_and_counted_and_lengths_drawn(supervised: P
         assert text in result.output
 
 
-def test_data_that_can_be_trained_on_is_right(supervised: Path, tmp_path: Path) -> None:
+def test_scan_accepts_trainable_data(supervised: Path, tmp_path: Path) -> None:
     good = (tmp_path / "rows.jsonl").read_text().splitlines()
     (tmp_path / "rows.jsonl").write_text("\n".join([good[0], good[2]]))
     result = titanrl("check", supervised, "--data", "--set", "data.too_long=drop")
@@ -76,7 +76,7 @@ def prompts(path: Path, *asked: str, system: str = "") -> None:
     path.write_text("\n".join(json.dumps({"messages": each, "answer": "4"}) for each in chats))
 
 
-def test_held_out_prompts_are_counted_once_and_looked_for_in_training(file: Path, tmp_path: Path) -> None:
+def test_scan_counts_unique_held_out_prompts_and_contamination(file: Path, tmp_path: Path) -> None:
     prompts(tmp_path / "train.jsonl", "1 + 1", "1 + 2", "1 + 3", "1 + 3")
     prompts(tmp_path / "held_out.jsonl", "2 + 2", "1 + 3", "2 + 2", "never asked: 1 + 2", system="Be brief.")
     sources = [f"{{name='jsonl', path='{tmp_path}/{name}.jsonl'}}" for name in ("train", "held_out")]
@@ -93,7 +93,7 @@ def test_held_out_prompts_are_counted_once_and_looked_for_in_training(file: Path
     )
 
 
-def test_held_out_rows_are_looked_for_in_the_rows_of_training(supervised: Path, tmp_path: Path) -> None:
+def test_scan_looks_for_held_out_rows_in_the_training_rows(supervised: Path, tmp_path: Path) -> None:
     good = (tmp_path / "rows.jsonl").read_text().splitlines()[0]
     (tmp_path / "rows.jsonl").write_text(f"{good}\n{good}")
     other = good.replace('"q"', '"another"')
@@ -104,7 +104,7 @@ def test_held_out_rows_are_looked_for_in_the_rows_of_training(supervised: Path, 
     assert "[evaluation.data] 3 examples, 2 different, 1 of them among the 2 of [data]." in result.output
 
 
-def test_histogram_has_round_bins_and_every_row_in_one() -> None:
+def test_histogram_has_round_edges_and_holds_every_row_once() -> None:
     assert list(histogram([3, 7, 7, 31])) == [
         (0, 4, 1), (5, 9, 2), (10, 14, 0), (15, 19, 0), (20, 24, 0), (25, 29, 0), (30, 34, 1),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_leave_one_out_does_not_divide_where_the_other_scores_are_equal() -> Non
     assert got[4:] == pytest.approx([0.5, -0.5]), "two rows: one other score has no deviation"
 
 
-def test_batch_deviation_counts_scored_rows_of_every_group() -> None:
+def test_batch_std_counts_scored_rows_of_every_group() -> None:
     batch = batch_of([1.0, 0.0, 0.5, 0.5, NAN], [0, 0, 1, 1, 1])
     got = advantage("grpo", batch, std="batch", eps=0.0)
     deviation = math.sqrt((0.25 + 0.25) / 3)
@@ -57,7 +57,7 @@ def test_gpg_scales_by_scored_rows_over_rewarded_rows() -> None:
     assert advantage("gpg", batch_of([0.0, 0.0], [0, 0])) == [0.0, 0.0]
 
 
-def test_opo_without_a_trainable_token_in_the_group_is_zero() -> None:
+def test_opo_without_a_response_token_in_the_group_is_zero() -> None:
     mask = torch.tensor([[False], [False], [True], [False]])
     batch = batch_of([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], loss_mask=mask)
     assert advantage("opo", batch) == [0.0] * 4, "the only live row is its own baseline"
@@ -68,7 +68,7 @@ def test_max_rl_needs_a_positive_mean() -> None:
     assert advantage("max_rl", batch) == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_passk_pushes_only_a_strict_winner() -> None:
+def test_passk_rewards_only_a_strict_winner() -> None:
     batch = batch_of([0.0, 1.0, 0.5, 1.0, 1.0, 0.0], [0, 0, 0, 1, 1, 1])
     assert advantage("grpo_passk", batch, std=False) == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
 
@@ -113,7 +113,7 @@ def test_optimal_token_baseline_by_hand() -> None:
     assert not alone.advantage.any()
 
 
-def test_gae_has_nothing_to_teach_on_an_unscored_row() -> None:
+def test_gae_is_zero_on_an_unscored_row() -> None:
     batch = batch_of(
         [0.0, 0.0], [0, 0], loss_mask=torch.tensor([[True, False, True]] * 2),
         token_reward=torch.tensor([[0.0, NAN, NAN], [0.0, NAN, 1.0]]),
@@ -127,7 +127,7 @@ def test_gae_has_nothing_to_teach_on_an_unscored_row() -> None:
         assert got.advantage[1, [0, 2]].any()
 
 
-def test_ema_baseline_moves_once_a_batch_by_the_count_of_its_agents() -> None:
+def test_ema_baseline_is_updated_once_per_batch_by_agent_count() -> None:
     estimator = titanrl.build("advantage", {"name": "ema_baseline", "decay": 0.5})
     batch = batch_of([1.0, 0.0, 4.0, NAN], [0, 0, 1, 1], agent_id=torch.tensor([0, 0, 7, 7]))
     assert estimator(batch).advantage[:, 0].tolist() == [1.0, 0.0, 4.0, 0.0]

@@ -40,11 +40,11 @@ lr = 1e-6
 """
 
 
-def test_page_is_that_of_the_presets() -> None:
+def test_algorithm_page_is_up_to_date() -> None:
     assert PAGE.read_text() == algorithm_page(PRESETS), "docs/algorithms.md is stale; run `make docs`"
 
 
-def test_page_has_a_row_a_preset_and_its_links_lead_somewhere() -> None:
+def test_algorithm_page_has_one_row_per_preset_and_valid_links() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| \[`(\w+)`\]", text, flags=re.MULTILINE)
     assert sorted(rows) == sorted(path.stem for path in PRESETS.glob("*.toml"))
@@ -54,12 +54,12 @@ def test_page_has_a_row_a_preset_and_its_links_lead_somewhere() -> None:
         assert not anchor or f"## `{anchor}`" in page.read_text(), anchor
 
 
-def test_example_of_the_page_is_an_experiment(write: Write) -> None:
+def test_example_on_the_page_is_a_valid_experiment(write: Write) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     load(write(example.replace('"algorithms/', f'"{PRESETS}/')))
 
 
-def test_row_tells_parts_that_are_set_and_what_the_base_asks_for(write: Write, tmp_path: Path) -> None:
+def test_page_row_lists_set_components_and_requirements_of_the_base(write: Write, tmp_path: Path) -> None:
     write(BASE, "base.toml")
     write(DERIVED, "mine.toml")
     row = next(line for line in algorithm_page(tmp_path).splitlines() if line.startswith("| [`mine`]"))

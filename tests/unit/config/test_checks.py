@@ -269,7 +269,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(write: Write, overrides: list[str], message: str) -> None:
+def test_inconsistent_tables_are_refused(write: Write, overrides: list[str], message: str) -> None:
     assert message in refusal(write, *overrides)
 
 
@@ -303,18 +303,18 @@ def test_optimal_token_baseline_needs_groups(write: Write) -> None:
         [*ACTOR_CRITIC, "critic={shared=true, loss={name='value', clip=inf}}"],
     ],
 )
-def test_tables_that_fit_are_taken(write: Write, overrides: list[str]) -> None:
+def test_consistent_tables_are_accepted(write: Write, overrides: list[str]) -> None:
     load(write(), overrides)
 
 
-def test_critic_learns_at_a_rate_of_its_own_whatever_else_its_optimizer_says(write: Write) -> None:
+def test_critic_keeps_its_own_learning_rate(write: Write) -> None:
     critic = load(write(), [*ACTOR_CRITIC, "critic.optimizer.weight_decay=0.0"]).critic
     assert critic is not None
     assert (critic.optimizer.lr, critic.optimizer.weight_decay) == (1e-5, 0.0)
     assert critic.loss.clip == 0.2
 
 
-def test_shared_critic_has_a_coefficient_and_nothing_that_trains_it_alone(write: Write) -> None:
+def test_shared_critic_has_a_coefficient_and_no_optimizer_of_its_own(write: Write) -> None:
     experiment = load(write(), [*ACTOR_CRITIC, "critic.shared=true"])
     table = to_table(experiment)["critic"]
     assert (table["shared"], table["coefficient"]) == (True, 0.1)
@@ -322,7 +322,7 @@ def test_shared_critic_has_a_coefficient_and_nothing_that_trains_it_alone(write:
     assert Experiment.from_table(to_table(experiment)) == experiment
 
 
-def test_critic_values_the_state_after_the_answer_only_for_who_reads_it(write: Write) -> None:
+def test_final_value_is_computed_only_if_a_component_reads_it(write: Write) -> None:
     path = write()
     assert load(path, ACTOR_CRITIC).scored_keys()[0] == {"ref_logprob", "value"}
     continued = load(path, [*ACTOR_CRITIC, "algorithm.advantage.bootstrap=truncated"])
@@ -336,7 +336,7 @@ def test_experiment_built_in_python_is_checked_too(write: Write) -> None:
         Experiment(**{**tables, "reference": None})
 
 
-def test_flows_stand_in_stage_order_and_every_read_is_written_before(write: Write) -> None:
+def test_dataflow_nodes_are_in_stage_order_and_read_only_written_keys(write: Write) -> None:
     flow = load(write(), ["algorithm.correction=[{name='lab_correction'}]"]).flows()
     stages = [STAGES.index(actor.stage) for actor in flow]
     assert stages == sorted(stages)
@@ -347,7 +347,7 @@ def test_flows_stand_in_stage_order_and_every_read_is_written_before(write: Writ
     assert {"loss_weight", "advantage", "correction_weight", "reward", ("rewards", "lab_match")} <= written
 
 
-def test_flow_shows_who_writes_the_old_logprobs_and_the_baseline(write: Write) -> None:
+def test_dataflow_shows_the_writers_of_old_logprobs_and_baseline(write: Write) -> None:
     path = write()
     writers = {
         setting: [actor.actor for actor in load(path, [*overrides]).flows() if key in actor.writes]
@@ -366,7 +366,7 @@ def test_flow_shows_who_writes_the_old_logprobs_and_the_baseline(write: Write) -
     }
 
 
-def test_scored_keys_leave_out_what_nobody_reads(write: Write) -> None:
+def test_scored_keys_exclude_unread_keys(write: Write) -> None:
     path = write()
     assert load(path).scored_keys() == (frozenset({"ref_logprob"}), True)
     assert load(path, ["loop.epochs=2"]).scored_keys() == (frozenset({"ref_logprob", "old_logprob"}), False)

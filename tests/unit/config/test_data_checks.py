@@ -99,9 +99,7 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
         (["data.formt=ranked"], "[data] formt is not a key of source 'dataset', got 'ranked'; did you mean"),
     ],
 )  # fmt: skip
-def test_tables_that_do_not_go_with_data_are_refused(
-    write: Write, overrides: list[str], message: str
-) -> None:
+def test_tables_incompatible_with_data_are_refused(write: Write, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(DPO), overrides)
     assert message in str(caught.value)
@@ -134,7 +132,7 @@ def test_tables_that_do_not_go_with_data_are_refused(
         ),
     ],
 )
-def test_tables_that_do_not_go_with_prompts_are_refused(
+def test_tables_incompatible_with_prompts_are_refused(
     write: Write, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -164,12 +162,12 @@ def test_tables_that_do_not_go_with_prompts_are_refused(
         ],
     ],
 )  # fmt: skip
-def test_tables_that_go_with_data_are_taken_and_written_back(write: Write, overrides: list[str]) -> None:
+def test_tables_compatible_with_data_round_trip(write: Write, overrides: list[str]) -> None:
     experiment = load(write(DPO), overrides)
     assert load(write(dumps(experiment), "again.toml"), ["run.name=experiment"]) == experiment
 
 
-def test_dataflow_of_data_begins_with_what_its_format_brings(write: Write) -> None:
+def test_dataflow_of_data_begins_with_the_columns_of_its_format(write: Write) -> None:
     experiment = load(write(DPO), ["algorithm.loss={name='kto'}", "data.format=unpaired"])
     shown = [(actor.stage, actor.actor, tuple(map(key_name, actor.writes))) for actor in experiment.flows()]
     assert shown[:3] == [

@@ -43,7 +43,7 @@ def test_component_of_an_installed_package_is_registered(tmp_path: Path) -> None
     assert "ppo_clip" in result.stdout
 
 
-def test_package_that_fails_is_named(tmp_path: Path) -> None:
+def test_failing_entry_point_is_named(tmp_path: Path) -> None:
     package(tmp_path, "raise RuntimeError('out of order')")
     result = components(tmp_path)
     assert result.returncode == 2

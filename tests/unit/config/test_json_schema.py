@@ -18,7 +18,7 @@ SCHEMA = file_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
-def test_schema_is_a_schema() -> None:
+def test_schema_is_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
@@ -52,7 +52,7 @@ def test_resolved_files_follow_the_schema(path: Any) -> None:
         ("optimizer", "lr", True),
     ],
 )
-def test_schema_refuses_what_the_loader_refuses(table: str, key: str, value: object) -> None:
+def test_schema_refuses_files_that_the_loader_refuses(table: str, key: str, value: object) -> None:
     wrong: dict[str, Any] = copy.deepcopy(to_table(load(EXPERIMENTS / "tiny_grpo.toml")))
     wrong[table][key] = value
     assert not VALIDATOR.is_valid(wrong)

@@ -32,20 +32,20 @@ def test_load_decodes_components_and_defaults(write: Write) -> None:
     assert experiment.training.seq_len == 2048
 
 
-def test_integers_become_floats_where_floats_are_wanted(write: Write) -> None:
+def test_integers_are_converted_for_float_fields(write: Write) -> None:
     weight = load(write()).reward[0].weight
     assert isinstance(weight, float)
     assert weight == 2.0
 
 
-def test_reward_takes_the_keys_that_both_know_from_the_component(write: Write) -> None:
+def test_reward_table_shares_keys_with_its_component(write: Write) -> None:
     (reward,) = load(write()).reward
     assert (reward.label, reward.failure, reward.timeout_seconds) == ("lab_match", -1.0, 60.0)
     (reward,) = load(write(), ["reward.0.failure=-3", "reward.0.label=right"]).reward
     assert (reward.label, reward.failure, reward.component.failure) == ("right", -3.0, -3.0)  # type: ignore[attr-defined]
 
 
-def test_infinity_is_a_number_and_nan_is_none(write: Write) -> None:
+def test_infinity_is_accepted_and_nan_is_refused(write: Write) -> None:
     assert load(write(), ["training.max_norm=inf"]).training.max_norm == math.inf
     assert "[optimizer] lr must be a number, got nan." in mistakes(write(), "optimizer.lr=nan")
 
@@ -73,13 +73,13 @@ def test_infinity_is_a_number_and_nan_is_none(write: Write) -> None:
         ("run.name='a/b'", "[run] name must be a plain folder name, got 'a/b'."),
     ],
 )
-def test_wrong_value_is_refused_with_place_value_and_what_is_allowed(
+def test_wrong_value_is_refused_with_key_value_and_allowed_values(
     write: Write, assignment: str, message: str
 ) -> None:
     assert message in mistakes(write(), assignment)
 
 
-def test_every_mistake_of_a_file_is_reported_at_once(write: Write) -> None:
+def test_every_error_of_a_file_is_reported_at_once(write: Write) -> None:
     text = EXPERIMENT.replace("clip_low = 0.1", "clip_hig = 0.3\nclip_low = 'big'")
     text = text.replace("steps = 2", "steps = 0").replace("[reference]", "[refrence]")
     text += "[optimizer]\nlr = -1.0\n"
@@ -95,13 +95,13 @@ def test_every_mistake_of_a_file_is_reported_at_once(write: Write) -> None:
         assert part in report
 
 
-def test_tables_that_could_be_read_are_checked_together_beside_other_mistakes(write: Write) -> None:
+def test_decoded_tables_are_cross_checked_beside_other_errors(write: Write) -> None:
     report = mistakes(write(), "loop.minibatches=3", "optimizer.lr=-1")
     assert "[optimizer] lr" in report
     assert "[loop] prompts_per_step must be a multiple of minibatches (3)" in report
 
 
-def test_missing_tables_and_keys_are_named_unless_a_slip_explains_them(write: Write) -> None:
+def test_missing_tables_and_keys_are_named_unless_a_typo_explains_them(write: Write) -> None:
     report = mistakes(write(EXPERIMENT.replace("[model]", "[modle]").replace("steps = 2\n", "")))
     assert "[model] is missing" not in report
     assert "did you mean 'model'?" in report

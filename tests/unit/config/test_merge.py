@@ -65,7 +65,7 @@ def test_base_files_are_found_from_the_file_that_names_them(write: Write) -> Non
     assert name_of(experiment.algorithm.loss) == "lab_other_loss"
 
 
-def test_later_bases_lie_over_earlier_ones(write: Write) -> None:
+def test_later_bases_override_earlier_ones(write: Write) -> None:
     write(EXPERIMENT, "whole.toml")
     write("[loop]\nsteps = 7\nepochs = 2", "one.toml")
     write("[loop]\nsteps = 9", "two.toml")
@@ -85,7 +85,7 @@ def test_drop_removes_tables_and_keys_of_the_base(write: Write) -> None:
         load(write('base = "whole.toml"\ndrop = "algorithm.kll"'))
 
 
-def test_base_that_leads_in_a_circle_or_nowhere_is_refused(write: Write, tmp_path: Path) -> None:
+def test_circular_or_missing_base_is_refused(write: Write, tmp_path: Path) -> None:
     write('base = "two.toml"', "one.toml")
     write('base = "one.toml"', "two.toml")
     with pytest.raises(ConfigError, match="base leads in a circle"):
@@ -96,7 +96,7 @@ def test_base_that_leads_in_a_circle_or_nowhere_is_refused(write: Write, tmp_pat
         load(write("base = 3"))
 
 
-def test_mistake_names_the_file_that_holds_it(write: Write) -> None:
+def test_error_names_the_file_of_its_key(write: Write) -> None:
     base = write(EXPERIMENT.replace("clip_low = 0.1", "clip_low = 7.5"), "base.toml")
     with pytest.raises(ConfigError) as caught:
         load(write('base = "base.toml"\n[loop]\nsteps = -1'), ["optimizer.lr=fast"])
@@ -163,7 +163,7 @@ def test_override_makes_tables_and_an_empty_value_removes_them(write: Write) -> 
         ("sampler.stop=[1", "must be a TOML value, got '[1'"),
     ],
 )
-def test_override_without_a_place_is_refused(write: Write, assignment: str, message: str) -> None:
+def test_override_of_an_unknown_path_is_refused(write: Write, assignment: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(), [assignment])
     assert message in str(caught.value)

@@ -27,7 +27,7 @@ class MyLoss:
 """
 
 
-def test_the_example_is_an_experiment(write: Write) -> None:
+def test_example_on_the_config_page_is_valid(write: Write) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     write(MY_LOSS, "my_losses.py")
     experiment = load(write(text.replace('"algorithms/', f'"{ROOT}/experiments/algorithms/')))
@@ -36,7 +36,7 @@ def test_the_example_is_an_experiment(write: Write) -> None:
     assert experiment.loop.samples_per_prompt == 8
 
 
-def test_the_messages_are_those_of_a_file_with_these_mistakes(write: Write) -> None:
+def test_messages_on_the_config_page_are_real(write: Write) -> None:
     shown = PAGE.partition("my.toml: 2 mistakes\n")[2].partition("```")[0].split("...\n")[:2]
     text = f'base = "{ROOT}/experiments/tiny_grpo.toml"\n'
     mistakes = ("[algorithm.loss]\nclip_hig = 0.3\n", "[loop]\nsamples_per_prompt = 1\n")

@@ -23,12 +23,12 @@ from titanrl.config.tables import Reward
         ({"min_reward": float("inf")}, "min_reward must be in [-inf, inf), got inf."),
     ],
 )
-def test_values_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_rft_values_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         RFT(**settings)
 
 
-def test_labels_must_be_those_of_rewards() -> None:
+def test_rft_labels_must_name_rewards() -> None:
     rewards = (Reward(component=build("reward", {"name": "exact_match"}), label="right"),)
     assert rft_problems(RFT(reward="right", least={"right": 1.0}), None, rewards) == []
     found = [str(each) for each in rft_problems(RFT(reward="rigth", least={"form": 1.0}), None, rewards)]
@@ -38,6 +38,6 @@ def test_labels_must_be_those_of_rewards() -> None:
     ]
 
 
-def test_rewards_and_prompts_are_needed() -> None:
+def test_rft_requires_rewards_and_prompts() -> None:
     (problem,) = rft_problems(RFT(), None, ())
     assert str(problem) == "[rft] needs a [[reward]] that judges the answers; add one."

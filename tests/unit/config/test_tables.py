@@ -93,7 +93,7 @@ def test_optimizer_defaults_are_those_of_torchtitans_adamw() -> None:
     }
 
 
-def test_differences_name_keys_that_exist() -> None:
+def test_listed_differences_name_existing_keys() -> None:
     keys = {(table.__name__, key) for table in ENGINE_TABLES for key in fields_of(table)}
     assert DIFFERENCES.keys() <= keys
 
@@ -124,7 +124,7 @@ def defaults_now() -> dict[str, dict[str, str]]:
     }
 
 
-def test_defaults_are_those_of_the_snapshot() -> None:
+def test_defaults_equal_the_snapshot() -> None:
     # A changed default changes experiments that don't state it, so the changelog tells it. To accept it:
     # python -m tests.unit.config.test_tables
     assert defaults_now() == json.loads(SNAPSHOT.read_text())

@@ -77,12 +77,12 @@ def refusal(table: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_shipped_file_is_right(path: Path) -> None:
+def test_shipped_file_is_valid(path: Path) -> None:
     load(path)
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_slip_in_any_key_is_refused_and_the_key_offered(path: Path) -> None:
+def test_typo_in_any_key_is_refused_with_a_suggestion(path: Path) -> None:
     table = read(path).table
     known = every_key()
     for place in walk(table):
@@ -99,7 +99,7 @@ def test_slip_in_any_key_is_refused_and_the_key_offered(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_slip_in_any_registered_name_is_refused_and_the_name_offered(kind: str) -> None:
+def test_typo_in_any_registered_name_is_refused_with_a_suggestion(kind: str) -> None:
     for name in names(kind):
         for slip in some_slips(name):
             if slip in names(kind):
@@ -111,7 +111,7 @@ def test_slip_in_any_registered_name_is_refused_and_the_name_offered(kind: str) 
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_slip_in_a_name_of_a_shipped_file_is_refused_with_its_place(path: Path) -> None:
+def test_typo_in_a_name_of_a_shipped_file_is_refused_with_its_key(path: Path) -> None:
     table = read(path).table
     for place in walk(table):
         if place[-1] != "name" or place[0] in ("run", "optimizer"):

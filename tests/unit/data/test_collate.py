@@ -27,26 +27,26 @@ def batch():
     return collate_rollouts(rows, samples, decode=lambda ids: ",".join(map(str, ids)), version=3)
 
 
-def test_labels_are_the_ids_one_place_on_and_the_first_response_token_is_trained():
+def test_labels_are_shifted_by_one_and_the_first_response_token_is_trained():
     rows = batch()
     assert rows["input_ids"].tolist() == [[10, 11, 12, 20, 21], [10, 11, 12, 0, 0], [20, 0, 0, 0, 0]]
     assert rows["labels"].tolist() == [[11, 12, 20, 21, 2], [11, 12, 7, 0, 0], [0, 2, 0, 0, 0]]
     assert rows["loss_mask"].int().tolist() == [[0, 0, 1, 1, 1], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0]]
 
 
-def test_mask_covers_the_sampled_tokens_end_token_included_even_if_its_id_is_zero():
+def test_loss_mask_covers_sampled_tokens_and_eos_even_with_id_zero():
     rows = batch()
     sampled = [row[mask].tolist() for row, mask in zip(rows["labels"], rows["loss_mask"], strict=True)]
     assert sampled == [[20, 21, 2], [7], [0, 2]]
 
 
-def test_logprobs_stand_at_their_labels():
+def test_logprobs_are_aligned_with_labels():
     rows = batch()
     assert rows["sampler_logprob"][0].tolist() == [0, 0, -1, -2, -3]
     assert rows["sampler_logprob"][2].tolist() == [-4, -5, 0, 0, 0]
 
 
-def test_batch_keeps_the_schema_and_its_texts():
+def test_batch_follows_the_schema_and_keeps_texts():
     rows = batch()
     check(rows, "sample", ("input_ids", "labels", "loss_mask", "sampler_logprob", "group_id", "row_id"))
     assert list(rows["text", "response"]) == ["20,21,2", "7", "0,2"]
@@ -145,7 +145,7 @@ def test_columns_source_and_identity_of_the_prompt_are_in_the_batch() -> None:
     assert batch[0:1]["text", "columns"][0] == {"level": 3, "tests": ["a"]}
 
 
-def test_trim_pads_and_cuts_token_keys_alone():
+def test_trim_pads_and_cuts_token_keys_only():
     rows = batch()
     longer = trim(rows, 7)
     assert longer["labels"].shape == (3, 7)

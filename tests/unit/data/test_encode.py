@@ -66,7 +66,7 @@ def spans(row: TokenizedExample, tokens: ChatTokenizer) -> list[str]:
     return [tokens.decode_prompt(run) for run in runs]
 
 
-def test_every_assistant_turn_is_trained_with_its_end_and_nothing_else(
+def test_loss_mask_covers_every_assistant_turn_and_its_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     row = encode_row(Example((), CHAT), tokens())
@@ -83,26 +83,26 @@ def test_assistant_turns_of_the_prompt_are_not_trained(tokens: Callable[..., Cha
     assert spans(encode_row(Example(CHAT[:3], CHAT[3:]), marked), marked) == ["4<eos>"]
 
 
-def test_prompt_is_token_for_token_what_a_sampler_sees(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_prompt_tokens_equal_those_of_the_sampler(tokens: Callable[..., ChatTokenizer]) -> None:
     row = encode_row(Example(CHAT[:3], CHAT[3:]), tokens())
     assert row.ids[: row.trained.index(True)] == tokens().encode(Prompt(CHAT[:3]))
 
 
-def test_template_without_end_tokens_trains_line_ends_and_one_end_at_the_end(
+def test_template_without_eos_trains_newlines_and_one_final_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     plain = tokens(NO_END)
     assert spans(encode_row(Example((), CHAT), plain), plain) == ["2\n", "4\n<eos>"]
 
 
-def test_generation_marks_are_used_and_completed_by_the_end_token(
+def test_generation_marks_are_used_and_completed_by_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     marked = tokens(MARKED)
     assert spans(encode_row(Example((), CHAT), marked), marked) == ["2<eos>", "4<eos>"]
 
 
-def test_template_that_drops_thoughts_is_detected_and_marks_solve_it(
+def test_template_that_drops_reasoning_is_refused_without_generation_marks(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     with pytest.raises(
@@ -117,13 +117,13 @@ def test_template_that_drops_thoughts_is_detected_and_marks_solve_it(
     assert spans(encode_row(Example((), THINKING), marked), marked) == ["2<eos>", "<t>ah</t>4<eos>"]
 
 
-def test_template_that_refuses_the_messages_says_so(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_template_error_is_reported(tokens: Callable[..., ChatTokenizer]) -> None:
     strict = tokens("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match="refused by the chat template: roles must alternate"):
         encode_row(Example((), CHAT), strict)
 
 
-def test_text_is_tokenized_apart_from_its_prompt_and_ends_once(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_text_is_tokenized_apart_from_its_prompt_with_one_eos(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
     row = encode_row(Example("1+1=", "2"), made)
     assert row.ids == [*made.encode(Prompt("1+1=")), *made.encode_text("2"), END]
@@ -132,19 +132,19 @@ def test_text_is_tokenized_apart_from_its_prompt_and_ends_once(tokens: Callable[
     assert spans(encode_row(Example("1+1=", ""), made), made) == ["<eos>"]
 
 
-def test_end_token_with_id_0_is_appended(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_eos_with_id_0_is_appended(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
     made.tokenizer.eos_token, made.eos_ids = "<pad>", (0,)
     assert encode_row(Example("q", "a"), made).ids[-1] == 0
 
 
-def test_end_token_of_generation_config_ends_a_turn(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_eos_of_generation_config_ends_a_turn(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens(NO_END)
     made.eos_ids = (END, made.encode_text("\n")[0])
     assert spans(encode_row(Example((), CHAT), made), made) == ["2\n", "4\n"]
 
 
-def test_step_label_stands_on_the_first_token_after_the_step(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_step_label_is_on_the_first_token_after_the_step(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
     row = encode_row(Example("q", (ProcessStep("one", 1.0, "; "), ProcessStep("two", 0.25, "; "))), made)
     assert made.decode_prompt(row.ids) == "qone; two;"
@@ -176,20 +176,20 @@ class Merging:
         return None
 
 
-def test_token_across_the_border_is_split_as_a_sampler_would_see_it() -> None:
+def test_token_across_the_prompt_boundary_is_split_as_in_sampling() -> None:
     messages = ({"role": "user", "content": "!a"}, {"role": "assistant", "content": "b!"})
     row = encode_row(Example(messages[:1], messages[1:]), Merging())  # type: ignore[arg-type]
     assert row.ids == [3, 1, 2, 3, 9]
     assert row.trained == [False, False, True, True, True]
 
 
-def test_row_without_a_trained_token_is_refused(tokens: Callable[..., ChatTokenizer]) -> None:
+def test_row_without_a_loss_token_is_refused(tokens: Callable[..., ChatTokenizer]) -> None:
     silent = tokens("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     silent.eos_ids, silent.tokenizer.eos_token = (), None
     with pytest.raises(ValueError, match="holds no token to train on"):
         encode_row(Example((), (CHAT[0], {"role": "assistant", "content": ""})), silent)
 
 
-def test_generation_prompt_of_the_tiny_template_stands_before_every_answer(tmp_path: Path) -> None:
+def test_generation_prompt_of_the_tiny_template_precedes_every_response(tmp_path: Path) -> None:
     made = ChatTokenizer(tiny.create(tmp_path / "tiny"))
     assert made.render(CHAT[:2]).startswith(made.render(CHAT[:1], add_generation_prompt=True))

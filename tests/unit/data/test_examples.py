@@ -67,7 +67,7 @@ def test_each_epoch_holds_every_example_once_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("stop", range(1, 9))
-def test_resumed_feed_goes_on_where_it_stopped_also_over_dropped_examples(stop: int) -> None:
+def test_resumed_loader_continues_after_dropped_examples(stop: int) -> None:
     texts = ("a", "b", "toolong", "c", "d")
     whole = walk(feed(*texts, too_long="drop"), 9, 3)
     first = feed(*texts, too_long="drop")
@@ -79,7 +79,7 @@ def test_resumed_feed_goes_on_where_it_stopped_also_over_dropped_examples(stop: 
     assert seen + walk(first, 9 - stop, 3) == whole
 
 
-def test_too_long_examples_are_refused_before_training_all_counted() -> None:
+def test_overlong_examples_are_refused_before_training_and_counted() -> None:
     data = feed("abc", "abcd", *["abcde"] * 11, "bad")
     with pytest.raises(ConfigError) as error:
         data.check()
@@ -93,12 +93,12 @@ def test_too_long_examples_are_refused_before_training_all_counted() -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"too_long": "drop"}])
-def test_every_example_is_read_before_training_however_few_are_tokenized(keys: dict[str, str]) -> None:
+def test_check_reads_every_example_before_training(keys: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"^texts:3: is broken\.$"):
         feed("a", "unread", "broken", **keys).check(1)
 
 
-def test_scan_counts_what_is_there() -> None:
+def test_scan_counts_examples_and_tokens() -> None:
     found = feed("a", "toolong", "broken", "bc").scan()
     assert [each.partition(":")[2][0] for each in found.problems] == ["2", "3"]
     assert (found.dropped, found.row_tokens, found.trained_tokens) == (0, [2, 8, 3], 10)
@@ -113,7 +113,7 @@ def test_example_that_cannot_be_tokenized_is_named() -> None:
             read(feed("bad", too_long="drop"))
 
 
-def test_too_long_examples_are_dropped_and_counted_where_asked() -> None:
+def test_on_overlong_drop_drops_and_counts_examples() -> None:
     data = feed("a", "abcd", "b", too_long="drop")
     data.check()
     groups, dropped = data.next_batch(4)
@@ -122,13 +122,13 @@ def test_too_long_examples_are_dropped_and_counted_where_asked() -> None:
     assert [len(group[0].ids) for group in groups] == [2] * 4
 
 
-def test_data_of_nothing_but_too_long_examples_ends_in_an_error() -> None:
+def test_dataset_of_only_overlong_examples_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has a row of 5 tokens, more than \[training\] seq_len = 4"):
         feed("abcd", "efgh", too_long="drop").next_batch(1)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_too_long_examples_at_the_end_of_one_epoch_and_the_start_of_the_next_are_no_end(seed: int) -> None:
+def test_overlong_examples_across_an_epoch_boundary_are_skipped(seed: int) -> None:
     data = feed("a", "abcd", too_long="drop", seed=seed)
     assert len(data.next_batch(9).groups) == 9
 
@@ -163,7 +163,7 @@ def test_batch_is_label_aligned_and_right_padded() -> None:
     assert batch["margin"].dtype == torch.float32
 
 
-def test_step_labels_stand_where_their_mask_is() -> None:
+def test_step_labels_are_aligned_with_their_mask() -> None:
     row = TokenizedExample([5, 6, 7, 8], [False, False, True, True], {}, {2: 1.0, 3: 0.25})
     batch = collate_examples([[row]], out_keys=("token_reward",))
     assert batch["token_reward"].tolist() == [[0.0, 1.0, 0.25]]

@@ -43,7 +43,7 @@ def taken(loader: Loader[str], count: int) -> list[tuple[int, str]]:
     return [next(loader) for _ in range(count)]
 
 
-def test_workers_give_the_same_examples_and_their_number_may_change_at_any_place() -> None:
+def test_num_workers_may_change_on_resume_without_changing_examples() -> None:
     torch.manual_seed(0)
     random = torch.get_rng_state()
     loader, position = Loader(read, order(), Workers(2, ahead=9)), 0
@@ -61,7 +61,7 @@ def test_workers_give_the_same_examples_and_their_number_may_change_at_any_place
     assert torch.equal(torch.get_rng_state(), random), "the run's random numbers are its own"
 
 
-def test_workers_end_with_the_loader_which_goes_on_afterwards(recwarn: pytest.WarningsRecorder) -> None:
+def test_workers_end_when_the_loader_is_closed_and_restart_on_use(recwarn: pytest.WarningsRecorder) -> None:
     loader = Loader(read, order(), Workers(1))
     assert loader.state_dict() == {"position": 0}
     assert not multiprocessing.active_children(), "nobody is started before the first example is taken"
@@ -76,7 +76,7 @@ def test_workers_end_with_the_loader_which_goes_on_afterwards(recwarn: pytest.Wa
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_an_example_are_raised_where_it_is_taken(workers: int) -> None:
+def test_error_of_an_example_is_raised_when_it_is_read(workers: int) -> None:
     loader = Loader(partial(read, bad=BAD), order(), Workers(workers, ahead=SIZE))
     place = [index for index, _ in expected(0, SIZE)].index(BAD)
     assert taken(loader, place) == expected(0, place)
@@ -87,7 +87,7 @@ def test_errors_of_an_example_are_raised_where_it_is_taken(workers: int) -> None
     loader.close()
 
 
-def test_what_cannot_be_sent_to_workers_is_refused_with_a_remedy() -> None:
+def test_unpicklable_dataset_is_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"\[loop\] data_workers cannot be sent .*or set data_workers = 0"):
         next(Loader(lambda index: index, order(), Workers(1)))
     assert not multiprocessing.active_children()

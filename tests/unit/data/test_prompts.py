@@ -38,7 +38,7 @@ def test_each_epoch_holds_every_prompt_once_in_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
-def test_resumed_feed_goes_on_where_it_stopped_also_at_an_epochs_end_and_twice(stop):
+def test_resumed_prompt_loader_continues_also_at_an_epochs_end_and_twice(stop):
     whole = walk(feed(6), 12, 2)
     first = feed(6)
     seen = walk(first, stop, 2)

@@ -22,7 +22,7 @@ def lines() -> torch.Tensor:
     return torch.cat([pad_to(part, LENGTH).visible_until for part in parts])
 
 
-def test_block_mask_attends_as_squares_and_rectangles() -> None:
+def test_block_mask_has_causal_and_full_blocks() -> None:
     visible_until = lines()
     mask = create_block_mask(sees(visible_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     generator = torch.Generator().manual_seed(0)
@@ -37,7 +37,7 @@ def test_block_mask_attends_as_squares_and_rectangles() -> None:
         torch.testing.assert_close(found, flex[line : line + 1], atol=1e-5, rtol=0)
 
 
-def test_block_mask_leaves_out_blocks_that_nothing_sees() -> None:
+def test_block_mask_skips_fully_masked_blocks() -> None:
     """Blocks of 32; of 192 tokens, 117 are two rows of 64 and 53 that share nothing, the rest padding."""
     visible_until = torch.tensor([[64] * 64 + [117] * 53 + list(range(118, 193))])
     mask = create_block_mask(sees(visible_until), 1, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
@@ -45,7 +45,7 @@ def test_block_mask_leaves_out_blocks_that_nothing_sees() -> None:
     assert computed.flatten().tolist() == [1, 2, 1, 2, 1, 1]
 
 
-def test_attention_without_a_line_is_causal_in_each_row() -> None:
+def test_attention_without_packing_is_causal_in_each_row() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(3, 9, heads, 8, generator=generator) for heads in (6, 2, 2))
     attention = LineAttention.Config().build()

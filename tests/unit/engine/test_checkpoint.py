@@ -85,15 +85,13 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
     assert all(torch.equal(value, whole[name]) for name, value in engine.weights())
 
 
-def test_load_says_when_there_is_nothing(tmp_path: Path, make_engine: Make) -> None:
+def test_load_returns_false_without_a_checkpoint(tmp_path: Path, make_engine: Make) -> None:
     engine, _ = start(make_engine, tmp_path)
     assert not engine.load()
     assert not has_checkpoint(tmp_path / "checkpoints")
 
 
-def test_half_written_checkpoint_is_passed_over(
-    tmp_path: Path, make_engine: Make, objective: Objective
-) -> None:
+def test_incomplete_checkpoint_is_skipped(tmp_path: Path, make_engine: Make, objective: Objective) -> None:
     engine, position = start(make_engine, tmp_path)
     go_on(engine, position, objective, 3)
     newest = tmp_path / "checkpoints" / "step-3"
@@ -132,7 +130,7 @@ def test_repeated_step_is_unmarked_while_it_is_written(
         (1 << 40, "disabled", Failed, "pos 704"),
     ],
 )
-def test_full_disk_is_named_and_leaves_the_checkpoint_before(
+def test_full_disk_is_reported_and_keeps_the_previous_checkpoint(
     tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch,
     free: int, mode: str, error: type[BaseException], says: str,
 ) -> None:  # fmt: skip

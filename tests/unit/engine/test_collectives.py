@@ -11,7 +11,7 @@ import torch.distributed as dist
 from titanrl.engine.collectives import all_reduce_sums
 
 
-def test_total_is_the_sum_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_sums_adds_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def other_rank_failed_twice(parts: list[Any], mine: Sequence[Any], group: object) -> None:
         del group
         parts[:] = [mine, [{"reward/a_failures": 2.0, "reward/b_failures": 0.0}]]

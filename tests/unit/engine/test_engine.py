@@ -178,7 +178,7 @@ def test_shared_prefixes_do_not_change_the_gradient(
 
 
 @pytest.mark.parametrize(("loss", "is_whole"), [("ppo_clip", False), ("clip_cov", True)])
-def test_groups_are_cut_where_the_loss_compares_no_rows(make_engine: Make, loss: str, is_whole: bool) -> None:
+def test_groups_are_split_if_the_loss_compares_no_rows(make_engine: Make, loss: str, is_whole: bool) -> None:
     tokens = []
     for budget in (1, 10_000):
         engine = make_engine(training={"max_tokens_per_microbatch": budget})
@@ -215,7 +215,7 @@ def test_bfloat16_compute_keeps_float32_masters(make_engine: Make, objective: Ob
     assert all(value.dtype == torch.float32 for _, value in engine.weights())
 
 
-def test_update_learns_what_it_is_rewarded_for(make_engine: Make, objective: Objective) -> None:
+def test_update_raises_the_logprob_of_rewarded_tokens(make_engine: Make, objective: Objective) -> None:
     engine = make_engine()
     batch = make_batch()
     batch["advantage"] = batch["loss_mask"].float()
@@ -225,7 +225,7 @@ def test_update_learns_what_it_is_rewarded_for(make_engine: Make, objective: Obj
     assert engine.score(batch)["logprob"].sum() > before + 10
 
 
-def test_update_without_a_trained_token_is_skipped(make_engine: Make, objective: Objective) -> None:
+def test_update_without_a_loss_token_is_skipped(make_engine: Make, objective: Objective) -> None:
     engine = make_engine()
     batch = with_old(make_batch(), engine)
     before = {name: value.clone() for name, value in engine.weights()}
@@ -237,13 +237,13 @@ def test_update_without_a_trained_token_is_skipped(make_engine: Make, objective:
     assert all(torch.equal(value, before[name]) for name, value in engine.weights())
 
 
-def test_update_takes_no_rows_at_all(make_engine: Make, objective: Objective) -> None:
+def test_update_accepts_an_empty_batch(make_engine: Make, objective: Objective) -> None:
     engine = make_engine()
     metrics = engine.update(with_old(make_batch(), engine)[:0], objective, (0.1, 0.0))
     assert metrics["update/grad_norm"] == (0.0, 1.0)
 
 
-def test_broken_gradient_is_left_out_and_counted(make_engine: Make, objective: Objective) -> None:
+def test_non_finite_gradient_is_skipped_and_counted(make_engine: Make, objective: Objective) -> None:
     engine = make_engine()
     batch = with_old(make_batch(), engine)
     before = {name: value.clone() for name, value in engine.weights()}

@@ -76,7 +76,7 @@ def test_head_gives_a_repeated_id_both_gradients() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_head_finds_the_likeliest_tokens_and_their_logprobs(temperature: float) -> None:
+def test_head_returns_topk_ids_and_logprobs(temperature: float) -> None:
     hidden, weight, ids, *_ = inputs(7)
     found = token_statistics(hidden, weight, ids, temperature=temperature, top_k=5)
     log_pi = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
@@ -86,7 +86,7 @@ def test_head_finds_the_likeliest_tokens_and_their_logprobs(temperature: float) 
     assert not found.likeliest_logprob.requires_grad
 
 
-def test_head_asked_for_the_likeliest_tokens_gives_the_same_gradients() -> None:
+def test_head_gradient_does_not_depend_on_topk() -> None:
     gradients = []
     for top_k in (0, 5):
         hidden, weight, ids, grad_logprob, _ = inputs(8)
@@ -136,7 +136,7 @@ def test_gradient_of_a_nearly_certain_token_survives_bfloat16() -> None:
     assert float(weight.grad[0, 0]) == pytest.approx(1 - p, rel=5e-3)
 
 
-def test_an_id_that_stands_twice_gets_both_gradients() -> None:
+def test_duplicate_id_gets_the_sum_of_its_gradients() -> None:
     hidden, weight, ids, grad_logprob, grad_entropy = inputs(7)
     ids[:, 2] = ids[:, 0]
     gradients = []

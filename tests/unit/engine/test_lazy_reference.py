@@ -34,7 +34,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return folders
 
 
-def test_reference_is_a_second_copy_only_when_the_policy_has_moved(
+def test_lazy_reference_copies_the_policy_only_after_an_update(
     make_engine: Make, objective: Objective, built: list[str]
 ) -> None:
     live = make_engine(with_reference=True)
@@ -51,9 +51,7 @@ def test_reference_is_a_second_copy_only_when_the_policy_has_moved(
     assert not torch.equal(live.score(batch)["logprob"], before)
 
 
-def test_step_that_moves_nothing_leaves_the_reference_the_policy(
-    make_engine: Make, objective: Objective
-) -> None:
+def test_lazy_reference_stays_shared_after_a_skipped_update(make_engine: Make, objective: Objective) -> None:
     live = make_engine(with_reference=True)
     batch = with_old(make_batch(), live)
     batch["loss_weight"] = torch.zeros_like(batch["loss_weight"])
@@ -61,7 +59,7 @@ def test_step_that_moves_nothing_leaves_the_reference_the_policy(
     assert live.is_policy("reference")
 
 
-def test_restored_policy_is_not_the_reference(
+def test_lazy_reference_of_a_resumed_run_is_a_copy(
     make_engine: Make, objective: Objective, tmp_path: Path
 ) -> None:
     first = make_engine(with_reference=True, checkpoints=tmp_path)
@@ -76,7 +74,7 @@ def test_restored_policy_is_not_the_reference(
     assert torch.equal(resumed.frozen["reference"].score(batch)["logprob"], expected)
 
 
-def test_reference_with_other_weights_is_loaded_at_once(
+def test_reference_with_other_weights_is_loaded_immediately(
     make_engine: Make, tmp_path: Path, built: list[str], model_folder: Path
 ) -> None:
     other = tiny.create(tmp_path / "other", seed=1, scale=0.2)
@@ -88,7 +86,9 @@ def test_reference_with_other_weights_is_loaded_at_once(
     assert len(built) == 4
 
 
-def test_no_second_pass_before_the_first_update(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_logprobs_take_no_second_pass_before_the_first_update(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = make_engine(with_reference=True)
     passes = []
     score = live.policy.role.score

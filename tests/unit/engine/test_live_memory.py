@@ -66,7 +66,7 @@ def test_peak_does_not_grow_with_the_number_of_micro_batches(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v3"])
-def test_parameters_are_counted_as_the_model_has_them(tmp_path: Path, make_engine: Make, family: str) -> None:
+def test_parameter_count_equals_the_models(tmp_path: Path, make_engine: Make, family: str) -> None:
     folder = create(tmp_path / "model", model_type=family, layers=3, scale=0.2)  # type: ignore[arg-type]
     engine = make_engine(model=str(folder))
     found = sum(parameter.numel() for parameter in engine.policy.role.model.parameters())
@@ -74,7 +74,7 @@ def test_parameters_are_counted_as_the_model_has_them(tmp_path: Path, make_engin
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
-def test_prediction_is_within_15_percent_of_what_an_update_holds(
+def test_memory_estimate_is_within_15_percent_of_an_update(
     tmp_path: Path, make_engine: Make, objective: Objective, family: str
 ) -> None:
     folder = create(tmp_path / "model", model_type=family, tied=False, scale=0.2)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ print(*sizes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="The kernel must tell what a process holds.")
-def test_freed_memory_is_returned_when_more_is_held_than_before() -> None:
+def test_malloc_trimmer_returns_freed_memory_when_usage_grows() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     grown, returned, as_large, still_held = map(int, done.stdout.split())
     assert grown - returned > 200

@@ -49,7 +49,7 @@ def measured(engine: Engine, batch: TensorDict, table: dict[str, Any]) -> dict[s
     return {name: value for name, value in found.items() if name.startswith("loss/")}
 
 
-def test_measuring_says_what_an_update_would_and_moves_nothing(
+def test_measure_gives_the_metrics_of_an_update_without_updating(
     make_engine: Callable[..., Engine], one_thread: None
 ) -> None:
     objective = Objective(loss=titanrl.build("loss", {"name": "dpo"}))
@@ -65,7 +65,7 @@ def test_measuring_says_what_an_update_would_and_moves_nothing(
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo", "cpo"])
-def test_pairs_have_one_loss_in_every_layout(make_engine: Callable[..., Engine], name: str) -> None:
+def test_pair_loss_does_not_depend_on_the_layout(make_engine: Callable[..., Engine], name: str) -> None:
     batch, table = pairs(), {"name": name}
     expected = measured(make_engine(), batch, table)
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -99,7 +99,7 @@ def test_accuracy_counts_pairs_not_tokens(make_engine: Callable[..., Engine]) ->
     assert measured(engine, batch, {"name": "dpo"})["loss/accuracy"] == pytest.approx(float(right.mean()))
 
 
-def test_loss_across_pairs_is_refused_in_parts(make_engine: Callable[..., Engine]) -> None:
+def test_loss_across_pairs_refuses_micro_batches(make_engine: Callable[..., Engine]) -> None:
     table = {"name": "dpo", "variant": "aot"}
     measured(make_engine(training={"max_tokens_per_microbatch": 1000}), pairs(), table)
     with pytest.raises(ConfigError, match=r"must be one micro-batch .* got 5 on 1; raise \[training\]"):

@@ -42,7 +42,7 @@ def fsdp_parameters(role: ScoringModel) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_offloaded_weights_are_gathered_from_cpu_memory_and_leave_nothing(
+def test_offloaded_weights_are_gathered_from_cpu_memory_and_freed(
     make_engine: Make, tmp_path: Path, unpinned: None, family: Any
 ) -> None:
     folder = str(tiny.create(tmp_path / "model", model_type=family, scale=0.2))
@@ -69,7 +69,7 @@ def test_offloaded_model_has_its_buffers_on_the_device(make_engine: Make, tmp_pa
     assert {name.rpartition(".")[2] for name, _ in part.named_buffers()} >= {"cache", "expert_bias_E"}
 
 
-def test_offloading_is_nothing_where_the_device_is_the_cpu(make_engine: Make, objective: Objective) -> None:
+def test_offload_has_no_effect_on_cpu(make_engine: Make, objective: Objective) -> None:
     folder = make_engine()._config.model
     scores = []
     for offload in (False, True):
@@ -83,7 +83,7 @@ def test_offloading_is_nothing_where_the_device_is_the_cpu(make_engine: Make, ob
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_offloaded_model_takes_no_memory_of_a_gpu_between_two_passes(make_engine: Make) -> None:
+def test_offloaded_model_takes_no_gpu_memory_between_passes(make_engine: Make) -> None:
     engine, batch = make_engine(), make_batch()
     folder = engine._config.model
     before = torch.cuda.memory_allocated()
@@ -95,7 +95,7 @@ def test_offloaded_model_takes_no_memory_of_a_gpu_between_two_passes(make_engine
     torch.testing.assert_close(found, engine.score(batch)["logprob"])
 
 
-def test_prediction_moves_weights_of_an_offloaded_model_to_the_host(model_folder: Path) -> None:
+def test_memory_estimate_moves_offloaded_weights_to_the_host(model_folder: Path) -> None:
     """It is gathered for a scoring pass, when there are no activations: the larger of the two counts."""
     config = read_config(str(model_folder))
 

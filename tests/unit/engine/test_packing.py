@@ -36,7 +36,9 @@ def assert_rows_are_whole(batch: TensorDict, micro_batch: MicroBatch) -> None:
     max_tokens=st.integers(1, 60),
     seed=st.integers(0, 1000),
 )
-def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_tokens: int, seed: int) -> None:
+def test_assign_micro_batches_keeps_groups_whole_within_the_budget(
+    sizes: list[int], max_tokens: int, seed: int
+) -> None:
     group_id = torch.repeat_interleave(torch.arange(len(sizes)) * 3, torch.tensor(sizes))
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
@@ -59,7 +61,7 @@ def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_tok
     density=st.sampled_from([0.1, 0.5, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_lay_out_computes_each_distinct_beginning_once(
+def test_packing_computes_each_distinct_prefix_once(
     sizes: list[int], length: int, density: float, seed: int
 ) -> None:
     """Two token ids make rows that part anywhere, end within each other, or are equal."""
@@ -83,7 +85,7 @@ def test_lay_out_computes_each_distinct_beginning_once(
         assert_rows_are_whole(batch, micro_batch)
 
 
-def test_turns_that_rows_share_are_computed_once() -> None:
+def test_packing_computes_shared_turns_once() -> None:
     """A conversation cut after each of its turns, and a second one that parts after the first turn."""
     conversation, other = list(range(10, 22)), [*range(10, 15), *range(30, 37)]
     ids = torch.tensor([conversation, other, conversation, conversation])
@@ -99,7 +101,7 @@ def test_turns_that_rows_share_are_computed_once() -> None:
     assert_rows_are_whole(batch, micro_batch)
 
 
-def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() -> None:
+def test_row_without_loss_tokens_adds_no_computation() -> None:
     batch = make_batch()
     before = pack_sequences(batch, torch.arange(4), CPU)
     for row in range(4):
@@ -109,7 +111,7 @@ def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() 
         assert pack_sequences(dead, torch.arange(4), CPU).num_tokens == before.num_tokens - own
 
 
-def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None:
+def test_packing_selects_the_hidden_states_of_loss_tokens() -> None:
     batch = make_batch()
     micro_batch = pack_sequences(batch, torch.arange(4, 9), CPU)
     mask = batch["loss_mask"][4:9, : micro_batch.batch["loss_mask"].shape[1]]
@@ -118,7 +120,7 @@ def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None
     assert micro_batch.positions[0, micro_batch.chosen].tolist() == positions.tolist()
 
 
-def test_lay_out_shares_nothing_between_groups() -> None:
+def test_packing_shares_no_prefix_between_groups() -> None:
     batch = make_batch()
     length = batch["loss_mask"].sum(1) + 11
     batch["group_id"] = torch.arange(len(batch))
@@ -127,7 +129,7 @@ def test_lay_out_shares_nothing_between_groups() -> None:
     assert_rows_are_whole(batch, micro_batch)
 
 
-def test_plan_cuts_a_large_group_where_rows_are_not_compared() -> None:
+def test_assign_micro_batches_splits_a_large_group_if_rows_are_not_compared() -> None:
     """Each part has a copy of the prompt; rows that have more in common stay together."""
     prompt, ids = [1] * 6, torch.zeros(6, 10, dtype=torch.int64)
     for row, answer in enumerate(
@@ -151,7 +153,7 @@ def test_plan_cuts_a_large_group_where_rows_are_not_compared() -> None:
     max_tokens=st.integers(1, 30),
     seed=st.integers(0, 1000),
 )
-def test_plan_in_parts_holds_each_row_once_and_the_budget(
+def test_assigned_micro_batches_hold_each_row_once_within_the_budget(
     sizes: list[int], max_tokens: int, seed: int
 ) -> None:
     group_id = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -176,7 +178,7 @@ def test_pad_to_leaves_real_tokens_where_they_are() -> None:
     assert seen(padded)[old:].equal(torch.eye(old + 70, dtype=torch.bool)[old:])
 
 
-def test_blank_trains_nothing() -> None:
+def test_dummy_micro_batch_has_no_loss_tokens() -> None:
     micro_batch = dummy_micro_batch(make_batch(), CPU)
     assert micro_batch.tokens.shape == (1, 1)
     assert len(micro_batch.batch) == 2, "losses on pairs refuse an odd number of rows"

@@ -30,7 +30,7 @@ Family = Literal["llama", "qwen3", "qwen3_moe", "deepseek_v3"]
         ("deepseek_v3", False),
     ],
 )
-def test_model_comes_back_as_it_went_in(
+def test_export_of_an_imported_model_keeps_its_weights(
     tmp_path: Path, make_engine: Make, family: Family, tied: bool
 ) -> None:
     """Of 11 layers and 12 experts: in order of their names number 10 stands before number 2."""

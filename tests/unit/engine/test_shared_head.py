@@ -61,7 +61,7 @@ def scored(engine: Engine) -> TensorDict:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_one_pass_answers_both_and_its_gradient_is_the_sum_of_both(
+def test_shared_head_computes_policy_and_value_in_one_pass(
     tmp_path: Path, make_engine: Make, objective: Objective, tied: bool
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -99,7 +99,7 @@ def test_one_pass_answers_both_and_its_gradient_is_the_sum_of_both(
         assert error < 1e-5, f"{ours}: {float(error):.1e}"
 
 
-def test_nobody_but_the_checkpoint_sees_the_critics_head(
+def test_value_head_of_a_shared_critic_is_only_in_checkpoints(
     tmp_path: Path, make_engine: Make, model_folder: Path, objective: Objective
 ) -> None:
     table = Checkpoint(interval=1)
@@ -165,7 +165,7 @@ def test_compiled_update_equals_eager(make_engine: Make, objective: Objective) -
         torch.testing.assert_close(of_compiled[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_memory_is_that_of_one_body_and_a_head(make_engine: Make, model_folder: Path) -> None:
+def test_memory_of_a_shared_critic_is_one_backbone_and_a_head(make_engine: Make, model_folder: Path) -> None:
     head = ["algorithm.advantage={name='gae'}", "critic={shared=true}", f"model.path={model_folder}"]
     found = {need.name: need.size for need in memory(load(EXPERIMENT, head), 1)}
     assert not [name for name in found if name.startswith("critic")]
@@ -175,7 +175,7 @@ def test_memory_is_that_of_one_body_and_a_head(make_engine: Make, model_folder: 
     assert found["policy: weights"] == alone["policy: weights"] + 4 * parameters[-1].shape[-1]
 
 
-def test_policys_pass_gives_the_final_value_too(make_engine: Make) -> None:
+def test_policy_pass_computes_the_final_value_too(make_engine: Make) -> None:
     engine = make_engine(critic=SHARED)
     with_head(engine)
     batch = make_batch()

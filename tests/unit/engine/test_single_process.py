@@ -19,7 +19,9 @@ Make = Callable[..., Engine]
     ("bfloat16", "bfloat16", False),
     ("float32", "bfloat16", True),
 ])  # fmt: skip
-def test_fsdp_wraps_what_it_must_cast(make_engine: Make, dtype: str, compute: str, wrapped: bool) -> None:
+def test_fsdp_wraps_only_modules_with_mixed_precision(
+    make_engine: Make, dtype: str, compute: str, wrapped: bool
+) -> None:
     engine = make_engine(training={"dtype": dtype, "mixed_precision_param": compute})
     assert bool(engine.policy.role.model.fsdp_modules()) == wrapped
 

@@ -42,7 +42,7 @@ def transformers_values(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     return model.score(model.model(tokens).last_hidden_state).squeeze(-1)
 
 
-def test_head_is_a_float32_product_of_the_chosen_states() -> None:
+def test_value_head_is_a_float32_product_of_selected_states() -> None:
     head = ValueHead(ValueHead.Config(in_features=3)).bfloat16()
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 2.0, -1.0]]))
@@ -55,7 +55,7 @@ def test_head_is_a_float32_product_of_the_chosen_states() -> None:
     assert head(hidden).tolist() == [[1.0, 257.5, 3.0]]
 
 
-def test_several_heads_answer_for_their_rows_and_together_for_the_others() -> None:
+def test_several_heads_score_their_own_rows_and_a_weighted_sum() -> None:
     head = ValueHead(ValueHead.Config(in_features=2, out_features=3, weights=(2.0, 0.5, -1.0)))
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
@@ -120,7 +120,7 @@ def test_transformers_scores_padded_texts_as_the_engine_does(
     torch.testing.assert_close(ours, theirs.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_new_head_on_a_language_model_is_zero_and_exports_the_body(
+def test_new_head_on_a_language_model_is_zero_and_exports_the_backbone(
     tmp_path: Path, make_engine: Make, model_folder: Path, objective: Objective
 ) -> None:
     engine = make_engine(head="value")
@@ -183,7 +183,7 @@ def test_compiled_update_of_values_is_one_graph_and_equals_eager(
             assert compiled[name] == (pytest.approx(value, rel=1e-4, abs=1e-6), count), name
 
 
-def test_loss_and_head_must_fit(make_engine: Make, objective: Objective) -> None:
+def test_loss_must_match_the_head(make_engine: Make, objective: Objective) -> None:
     clipped = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}))
     with pytest.raises(ValueError, match="Value cannot train a model that computes no values"):
         make_engine().update(make_batch(), objective, (0.0, 0.0))
@@ -191,12 +191,12 @@ def test_loss_and_head_must_fit(make_engine: Make, objective: Objective) -> None
         make_engine(head="value").update(make_batch(), clipped, (0.0, 0.0))
 
 
-def test_value_model_is_no_policy(make_engine: Make, value_folder: Path) -> None:
+def test_value_model_is_refused_as_policy(make_engine: Make, value_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"path must be a language model, got .*, a value model"):
         make_engine(model=str(value_folder))
 
 
-def test_classifier_of_two_labels_is_no_value_model(tmp_path: Path, make_engine: Make) -> None:
+def test_classifier_of_two_labels_is_refused_as_value_model(tmp_path: Path, make_engine: Make) -> None:
     folder = tiny.create(tmp_path / "model", head="value")
     config = json.loads((folder / "config.json").read_text())
     del config["id2label"]

@@ -24,7 +24,7 @@ def test_binary_scores_get_wilsons_interval():
     assert high == pytest.approx(0.763407, abs=1e-5)
 
 
-def test_all_wrong_still_has_a_width():
+def test_interval_of_zero_accuracy_has_a_width():
     low, high = interval([0.0] * 20)
     assert low == 0.0
     assert high == pytest.approx(3.841459 / (20 + 3.841459), abs=1e-5)
@@ -35,7 +35,7 @@ def test_graded_scores_get_standard_errors():
     assert (low, high) == pytest.approx((0.5 - 1.959964 * 0.25, 0.5 + 1.959964 * 0.25), abs=1e-6)
 
 
-def test_prompt_that_is_asked_again_is_no_further_evidence():
+def test_repeated_prompt_is_not_further_evidence():
     assert interval([1.0, 1.0, 0.0, 0.0], "aabb") == pytest.approx(interval([1.0, 0.0]))
     assert interval([0.25, 0.25, 0.75, 0.75], "aabb") == pytest.approx(interval([0.25, 0.75]))
     # By hand: one prompt thrice, another once: 16 / (9 + 1) = 1.6 prompts, z = 1.959964: the centre is
@@ -61,7 +61,7 @@ def test_two_models_are_compared_prompt_by_prompt():
     assert verdict(0.25, 0.75, 1.0).less(verdict(0.0, 0.5, 0.75)) == pytest.approx((0.25, 0.25, 0.25))
 
 
-def test_one_graded_score_says_nothing():
+def test_single_graded_score_has_no_interval():
     assert interval([0.5]) == (-math.inf, math.inf)
 
 
@@ -101,7 +101,7 @@ def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     return evaluate(session)  # type: ignore[arg-type]
 
 
-def test_several_answers_to_a_prompt_give_pass_at_k():
+def test_several_responses_per_prompt_give_pass_at_k():
     metrics = judged(6)
     passes = {name: value for name, value in metrics.items() if "pass" in name}
     # One of 6 is right: 5 of 15 pairs hold it, 10 of 15 fours, and all together.
@@ -111,7 +111,7 @@ def test_several_answers_to_a_prompt_give_pass_at_k():
     assert metrics["eval/score"] == pytest.approx(1 / 6)
 
 
-def test_selector_chooses_the_best_of_several():
+def test_best_of_reward_selects_the_best_response():
     right = judged(6, "x")
     assert [right[f"eval/best_of_{k}"] for k in (2, 4, 6)] == [right[f"eval/pass_at_{k}"] for k in (2, 4, 6)]
     # One that likes five letters chooses among the other answers blindly where those are not drawn:
@@ -122,11 +122,11 @@ def test_selector_chooses_the_best_of_several():
     assert not [name for name in judged(6) if "best_of" in name]
 
 
-def test_interval_of_several_answers_counts_prompts_and_not_answers():
+def test_interval_counts_prompts_and_not_responses():
     # Every prompt has the same share of right answers, so nothing is left to chance between prompts.
     metrics = judged(6)
     assert metrics["eval/score_low"] == metrics["eval/score_high"] == metrics["eval/score"]
 
 
-def test_one_answer_to_a_prompt_gives_no_pass_at_k():
+def test_one_response_per_prompt_gives_no_pass_at_k():
     assert not [name for name in judged(1) if "pass" in name]

@@ -18,11 +18,11 @@ def test_pass_at_k_is_unbiased_not_the_power():
     assert pass_at_k(3, 2, 2) == 1.0
 
 
-def test_numbers_of_answers_are_powers_of_two_and_all():
+def test_k_values_are_powers_of_two_and_all():
     assert [k_values(n) for n in (2, 3, 4, 6)] == [[2], [2, 3], [2, 4], [2, 4, 6]]
 
 
-def test_best_of_k_is_the_mean_over_all_draws():
+def test_best_of_k_is_the_mean_over_all_subsets():
     values, scores = [0.3, 0.9, 0.1, 0.5], [1.0, 0.2, 0.6, 0.0]
     for k in range(1, 5):
         draws = [max(draw, key=lambda i: values[i]) for draw in combinations(range(4), k)]
@@ -32,7 +32,7 @@ def test_best_of_k_is_the_mean_over_all_draws():
     assert best_of_k(values, scores, 2) == pytest.approx(1.6 / 6)
 
 
-def test_equal_values_are_chosen_alike():
+def test_ties_are_selected_with_equal_probability():
     assert best_of_k([1.0, 1.0, 0.0], [1.0, 0.0, 0.0], 3) == pytest.approx(0.5)
     assert best_of_k([0.0, 1.0, 1.0], [0.0, 0.0, 1.0], 3) == pytest.approx(0.5)
 
@@ -44,7 +44,7 @@ def test_best_of_k_by_the_score_itself_is_pass_at_k():
     )
 
 
-def test_majority_is_the_score_of_what_most_say():
+def test_maj_at_k_is_the_score_of_the_most_frequent_answer():
     assert maj_at_k(["7", "8", "7", None, None, None], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]) == 1.0
     assert maj_at_k(["7", "8", "9", "8"], [1.0, 0.0, 0.0, 0.0]) == 0.0
     # A tie is broken by lot.

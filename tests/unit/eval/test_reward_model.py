@@ -21,7 +21,7 @@ def batch(scores: list[float], lengths: list[int], **keys: torch.Tensor) -> Tens
     return TensorDict({"value": value, "loss_mask": mask, **groups}, batch_size=[len(scores)])
 
 
-def test_pairs_are_right_by_score_sure_by_sigmoid_and_compared_in_length() -> None:
+def test_pair_metrics_are_accuracy_confidence_and_length_baseline() -> None:
     # Gaps log 3, log 3, -log 19, 0: the model is sure by .75, .75, .95, .5; right, right, wrong, tie.
     scores = [log(3.0), 0.0, 1.0 + log(3.0), 1.0, -log(19.0), 0.0, 2.0, 2.0]
     found = score_quality(batch(scores, [3, 1, 2, 1, 1, 1, 2, 4]), paired=True)
@@ -41,7 +41,7 @@ def test_pairs_are_right_by_score_sure_by_sigmoid_and_compared_in_length() -> No
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_ranked_answers_make_every_unequal_pair_of_a_group_and_of_no_other() -> None:
+def test_ranked_responses_make_every_unequal_pair_of_a_group() -> None:
     keys = {"reward": torch.tensor([1.0, 0.0, 1.0, 5.0]), "group_id": torch.tensor([7, 7, 7, 2])}
     found = score_quality(batch([2.0, 1.0, 0.0, -9.0], [1, 1, 1, 1], **keys), paired=False)
     assert found["eval/accuracy"] == 0.5
@@ -49,13 +49,13 @@ def test_ranked_answers_make_every_unequal_pair_of_a_group_and_of_no_other() -> 
     assert found["eval/length_baseline_accuracy"] == 0.5
 
 
-def test_rows_without_answer_are_in_no_pair() -> None:
+def test_rows_without_response_are_in_no_pair() -> None:
     found = score_quality(batch([1.0, 0.0, 0.0, 5.0], [1, 2, 0, 1]), paired=True)
     assert found["eval/accuracy"] == 1.0
     assert found["eval/score_mean"] == pytest.approx(2.0)
 
 
-def test_judged_steps_are_calibrated_against_soft_labels() -> None:
+def test_process_scores_are_calibrated_against_soft_labels() -> None:
     rows = batch([0.0], [2])
     rows["value"] = torch.tensor([[0.0, 0.0, log(4.0), -log(4.0), 0.0, 0.0, 0.0]])
     rows["token_reward"] = torch.tensor([[9.0, 9.0, 0.9, 0.3, 9.0, 9.0, 9.0]])
@@ -64,7 +64,7 @@ def test_judged_steps_are_calibrated_against_soft_labels() -> None:
     assert found == pytest.approx({"eval/calibration_error": 0.0, "eval/accuracy_at_80_90": 0.8}, abs=1e-6)
 
 
-def test_rows_without_labels_have_no_quality_but_their_mean() -> None:
+def test_rows_without_labels_have_only_a_mean_score() -> None:
     assert score_quality(batch([1.0, 3.0], [1, 1]), paired=False) == {
         "eval/score_mean": 2.0,
         "eval/score_std": 1.0,

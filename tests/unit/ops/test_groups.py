@@ -25,7 +25,7 @@ def others(values: list[float], position: int) -> list[float]:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=rows_strategy, unbiased=st.booleans())
-def test_statistics_are_those_of_each_group_by_itself(rows: list[tuple[int, float]], unbiased: bool) -> None:
+def test_statistics_are_computed_per_group(rows: list[tuple[int, float]], unbiased: bool) -> None:
     ids = torch.tensor([group for group, _ in rows])
     score = torch.tensor([value for _, value in rows], dtype=torch.float32)
     groups = GroupScores.of(score, ids)
@@ -48,7 +48,7 @@ def test_statistics_are_those_of_each_group_by_itself(rows: list[tuple[int, floa
         assert float(std_of_others[i]) == pytest.approx(deviation(rest) if len(rest) > 1 else 0.0, abs=1e-9)
 
 
-def test_deviation_of_others_survives_an_outlier() -> None:
+def test_leave_one_out_std_is_stable_for_an_outlier() -> None:
     """The sum of squares without the outlier is lost in a difference of two numbers around 1e12."""
     score = torch.tensor([1e6, 1.0, 1.0001, 1.0003])
     got = GroupScores.of(score, torch.zeros(4, dtype=torch.int64)).std_of_others()
@@ -56,7 +56,7 @@ def test_deviation_of_others_survives_an_outlier() -> None:
     assert float(got[0]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_deviation_of_others_is_exactly_zero_when_they_are_equal() -> None:
+def test_leave_one_out_std_of_equal_values_is_exactly_zero() -> None:
     score = torch.tensor([0.7, 0.35, 0.35, 0.35, 0.1, 0.9])
     got = GroupScores.of(score, torch.tensor([0, 0, 0, 0, 1, 1])).std_of_others()
     assert float(got[0]) == 0.0

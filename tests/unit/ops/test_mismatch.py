@@ -37,7 +37,7 @@ def test_ratios_are_clamped_in_log_space() -> None:
     assert mismatch.ratio("sequence").tolist() == [[1.0, 1.0]]
 
 
-def test_result_reports_the_mismatch_before_truncation() -> None:
+def test_mismatch_metrics_are_computed_before_truncation() -> None:
     mismatch = Mismatch.of(batch([[0.5, -0.5, 0.0]], [[1, 1, 1]]))
     ratio = mismatch.ratio()
     result = mismatch.result(ratio.clamp_max(1.0), torch.tensor([[True, True, False]]), ratio)
@@ -51,7 +51,7 @@ def test_result_reports_the_mismatch_before_truncation() -> None:
     )
 
 
-def test_all_dropped_is_no_sample_and_nothing_trainable_is_no_number() -> None:
+def test_effective_sample_size_of_dropped_and_of_empty_batches() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
     dropped = correction_result(mask, mask, ~mask).metrics
     assert float(dropped["dropped_fraction"]) == 1.0

@@ -16,7 +16,7 @@ from titanrl.ops.prefix import trained_lengths
         ([[], []], [0, 0]),
     ],
 )
-def test_row_ends_with_its_last_trained_position(mask: list[list[int]], lengths: list[int]) -> None:
+def test_row_ends_with_its_last_loss_position(mask: list[list[int]], lengths: list[int]) -> None:
     found = trained_lengths(torch.tensor(mask, dtype=torch.bool))
     assert found.tolist() == lengths
     assert found.dtype == torch.int64

@@ -15,7 +15,7 @@ def test_quantile_is_torch_s_where_torch_has_one(n: int, q: float) -> None:
     torch.testing.assert_close(quantile(x, q), torch.quantile(x.double(), q), rtol=0, atol=1e-12)
 
 
-def test_quantile_at_an_element_is_that_element_although_the_place_was_rounded() -> None:
+def test_quantile_at_an_element_is_exactly_that_element() -> None:
     """(n - 1) * q may exceed the whole number meant by one rounding: the element would then fall below."""
     for n in range(2, 400):
         x = torch.arange(float(n))

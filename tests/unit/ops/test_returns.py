@@ -57,7 +57,7 @@ def test_gae_takes_a_lambda_for_each_row() -> None:
         torch.testing.assert_close(left.double(), right, rtol=2e-6, atol=2e-6)
 
 
-def test_gae_is_exact_on_answers_of_a_usual_size() -> None:
+def test_gae_is_precise_on_long_responses() -> None:
     """Rewards on the last token, values around 1, 1024 tokens: float32 within 2e-6 of float64."""
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(8, 1024, generator=generator)
@@ -79,7 +79,7 @@ def test_gae_is_exact_on_answers_of_a_usual_size() -> None:
     gamma=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_reward_to_go_sums_later_trainable_tokens(
+def test_reward_to_go_sums_later_response_tokens(
     rows: int, length: int, density: float, gamma: float, seed: int
 ) -> None:
     reward, _, mask = random_case(rows, length, density, seed)
@@ -90,7 +90,7 @@ def test_reward_to_go_sums_later_trainable_tokens(
     assert not got[~mask].any()
 
 
-def test_inputs_may_be_of_any_layout_and_stay_as_they_are() -> None:
+def test_returns_accept_any_memory_layout_and_do_not_modify_inputs() -> None:
     reward, value, mask = (x.T for x in random_case(40, 3, 0.8, seed=1))
     before = reward.clone(), value.clone()
     got = gae(reward.double(), value, mask, 0.9, 0.95)

@@ -12,7 +12,7 @@ from titanrl.ops.scores import reward_key, row_score, scored_tokens, to_tokens
 MASK = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
 
 
-def test_row_score_of_token_rewards_sums_trainable_tokens() -> None:
+def test_row_score_of_token_rewards_sums_response_tokens() -> None:
     batch = TensorDict(
         {
             "loss_mask": MASK,
@@ -28,12 +28,12 @@ def test_row_score_of_token_rewards_sums_trainable_tokens() -> None:
     assert row_score(batch, "reward").tolist() == [9.0, 9.0, 9.0]
 
 
-def test_scored_tokens_leaves_out_rows_with_a_trainable_nan() -> None:
+def test_scored_tokens_excludes_rows_with_nan() -> None:
     token_reward = torch.tensor([[0.5, math.nan, 0.25], [0.0, math.nan, 1.0], [math.nan] * 3])
     assert scored_tokens(token_reward, MASK).tolist() == [[True, False, True], [False] * 3, [False] * 3]
 
 
-def test_to_tokens_copies_to_trainable_tokens() -> None:
+def test_to_tokens_copies_to_response_tokens() -> None:
     got = to_tokens(torch.tensor([1.5, math.nan, 2.0], dtype=torch.float64), MASK)
     assert got.dtype == torch.float32
     assert got[0].tolist() == [1.5, 0.0, 1.5]

@@ -7,7 +7,7 @@ import torch
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 
 
-def test_sums_of_long_rows_lose_no_digits() -> None:
+def test_sums_of_long_rows_keep_precision() -> None:
     """A chain of float32 additions is off in the first digit here; by how much, depends on the processor."""
     x = torch.full((1, 100_000), -0.1)
     x[0, 0] = 1e4
@@ -17,7 +17,7 @@ def test_sums_of_long_rows_lose_no_digits() -> None:
     assert abs(sequence_mean(x, mask).item() - exact / 100_000) < 1e-9
 
 
-def test_sums_and_means_leave_masked_places_out() -> None:
+def test_sums_and_means_exclude_masked_tokens() -> None:
     x = torch.tensor([[1.0, float("nan"), 3.0], [float("inf")] * 3])
     mask = torch.tensor([[True, False, True], [False] * 3])
     assert sequence_sum(x, mask).tolist() == [[4.0], [0.0]]

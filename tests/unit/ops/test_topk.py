@@ -11,7 +11,7 @@ import torch
 from titanrl.ops.topk import topk
 
 
-def test_likeliest_are_the_largest_logits_with_their_ids() -> None:
+def test_topk_returns_the_largest_logits_and_their_ids() -> None:
     found = topk(torch.tensor([[0.5, 3.0, -1.0, 2.0]], dtype=torch.bfloat16), 3)
     assert found.ids.tolist() == [[1, 3, 0]]
     assert found.logits.tolist() == [[3.0, 2.0, 0.5]]
@@ -20,7 +20,7 @@ def test_likeliest_are_the_largest_logits_with_their_ids() -> None:
 
 @pytest.mark.parametrize("widths", [(4, 4), (5, 3), (7, 1)])
 @pytest.mark.parametrize("k", [1, 4, 8])
-def test_slices_give_the_likeliest_of_the_whole(
+def test_topk_of_vocabulary_slices_equals_topk_of_the_whole(
     widths: tuple[int, int], k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))

@@ -54,7 +54,7 @@ def test_reference_must_share_the_vocabulary(model: Path, tmp_path: Path) -> Non
     assert "[reference] path must be a model folder" in missing
 
 
-def test_value_model_is_neither_policy_nor_reference(model: Path, tmp_path: Path) -> None:
+def test_value_model_is_refused_as_policy_and_reference(model: Path, tmp_path: Path) -> None:
     value = create(tmp_path / "value", context=256, head="value")
     wrong = "path must be a language model, got LlamaForSequenceClassification, whose head gives one number."
     assert texts(experiment(model, f"model.path={value}")) == f"[model] {wrong}"
@@ -77,7 +77,7 @@ def test_teacher_may_have_another_size(model: Path, tmp_path: Path) -> None:
     assert f"[training] seq_len must be <= 128, the context of {small}, got 256." in report
 
 
-def test_teacher_must_know_as_many_tokens_as_are_asked_for(model: Path, tmp_path: Path) -> None:
+def test_teacher_must_have_as_many_tokens_as_topk(model: Path, tmp_path: Path) -> None:
     report = texts(distillation(tmp_path, model, model, "teacher.top_k=1000"))
     assert re.search(r"\[teacher\] top_k must be <= \d+, the teacher's token ids, got 1000\.", report)
 
@@ -159,13 +159,13 @@ def test_trackers_must_be_installed_and_memory_is_measured_on_gpus(
     assert texts(experiment(model, "profile.steps=[1]")) == ""
 
 
-def test_sampler_says_what_it_cannot_sample_from(model: Path) -> None:
+def test_sampler_reports_unsupported_models(model: Path) -> None:
     report = texts(experiment(model, "sampler.name=vllm", "sampler.tensor_parallel_size=3"), 4)
     assert "[sampler] name has no attention on a CPU for heads of 8" in report
     assert "[sampler] tensor_parallel_size must divide the 4 ranks" in report
 
 
-def test_file_of_rows_must_be_there(model: Path, tmp_path: Path) -> None:
+def test_dataset_file_must_exist(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     source = (f"prompts={{name='jsonl', path='{path}'}}",)
     assert f"[prompts] path must be a file, got '{path}', which does not exist" in texts(

@@ -58,12 +58,12 @@ def test_alert_is_raised_again_after_its_condition_has_ended():
     assert raised(trace("kl/value", 9, 9, 9, 0, 0, 9, 9, 9)) == [(2, "kl"), (7, "kl")]
 
 
-def test_metrics_that_are_absent_or_not_finite_leave_no_trace():
+def test_alerts_ignore_absent_and_non_finite_metrics():
     assert raised(trace("kl/value", 9.0, None, math.nan, 9.0)) == [(4, "kl")]
     assert raised([{"kl/value": 9.0}, {}, {}]) == []
 
 
-def test_length_that_doubles_from_window_to_window_is_an_explosion_and_steady_growth_is_not():
+def test_length_explosion_needs_doubling_between_windows():
     name, metric = "length_growth", "sample/response_tokens_mean"
     assert raised(trace(metric, 10, 10, 20, 20)) == []
     assert raised(trace(metric, 10, 10, 20, 21)) == [(4, name)]
@@ -82,7 +82,7 @@ def judged(rewards: Sequence[float], scores: Mapping[int, float], std: float = 1
 RISING = (0.0, 0.0, 0.3, 0.6, 0.9, 1.2)
 
 
-def test_reward_that_rises_while_the_held_out_score_stands_is_hacking():
+def test_reward_hacking_is_a_rising_reward_with_a_flat_held_out_score():
     name = "reward_hacking"
     # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in deviations of 1 and of 3.
     assert raised(judged(RISING, {2: 0.3, 4: 0.3, 6: 0.3})) == [(6, name)]
@@ -93,7 +93,7 @@ def test_reward_that_rises_while_the_held_out_score_stands_is_hacking():
     assert raised(judged(RISING, {2: 0.3, 6: 0.3}), Alerts(window=2, reward_hacking=math.inf)) == []
 
 
-def test_hacking_is_measured_from_the_best_score_on_and_from_the_first_steps_if_that_was_before_them():
+def test_reward_hacking_is_measured_from_the_best_held_out_score():
     assert raised(judged((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
     watch = AlertMonitor(LIMITS)
     watch.see(0, {"eval/score": 0.4})
@@ -103,7 +103,7 @@ def test_hacking_is_measured_from_the_best_score_on_and_from_the_first_steps_if_
     ]
 
 
-def test_resumed_run_that_sees_the_earlier_steps_again_raises_what_the_whole_one_would():
+def test_resumed_run_raises_the_alerts_of_the_uninterrupted_run():
     steps = [
         {**each, "kl/value": kl}
         for each, kl in zip(judged(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
@@ -115,7 +115,7 @@ def test_resumed_run_that_sees_the_earlier_steps_again_raises_what_the_whole_one
         assert [resumed.see(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
 
 
-def test_alert_says_what_was_seen_and_its_limit():
+def test_alert_reports_the_value_and_its_limit():
     watch = AlertMonitor(Alerts(window=1, kl=2.0))
     (alert,) = watch.see(7, {"kl/value": 3.25})
     assert (alert.value, alert.limit) == (3.25, 2.0)

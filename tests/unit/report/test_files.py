@@ -12,7 +12,7 @@ from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import BLOCK, JsonLines, last_line, read_jsonl
 
 
-def test_resumed_file_drops_the_steps_that_run_again_and_a_torn_line(tmp_path):
+def test_resumed_file_drops_repeated_steps_and_an_incomplete_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     for step in range(5):
@@ -43,13 +43,13 @@ def test_last_line_is_found_from_the_end_of_the_file(tmp_path, torn, size):
 
 
 @pytest.mark.parametrize("text", ["", "\n", '{"step"'])
-def test_file_without_a_whole_line_has_no_last_one(tmp_path, text):
+def test_file_without_a_complete_line_has_no_last_line(tmp_path, text):
     path = tmp_path / "metrics.jsonl"
     path.write_text(text)
     assert last_line(path) is None
 
 
-def test_numbers_json_lacks_become_null(tmp_path):
+def test_non_finite_numbers_become_null(tmp_path):
     lines = JsonLines(tmp_path / "m.jsonl")
     lines.write({"step": 0, "x": float("nan"), "y": float("inf")})
     lines.close()
@@ -69,7 +69,7 @@ def test_runs_are_never_overwritten_and_the_newest_is_resumed(tmp_path):
         RunFolder.latest(tmp_path, "b")
 
 
-def test_identity_holds_the_file_the_versions_and_the_seed(tmp_path):
+def test_run_identity_holds_config_versions_and_seed(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.write_identity({"run": {"seed": 3}}, seed=3)
     assert folder.config.read_text() == "[run]\nseed = 3\n"

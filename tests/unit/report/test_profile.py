@@ -7,17 +7,17 @@ import gzip
 import inspect
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from titanrl.config.report_tables import Profile, profile_problems
+from titanrl.config.tables import Loop
 from titanrl.report.profile import MEMORY_EVENTS, profiled
 
 
-def test_chosen_steps_leave_a_trace_and_a_table_a_rank(tmp_path: Path) -> None:
+def test_profiled_steps_write_one_trace_and_table_per_rank(tmp_path: Path) -> None:
     settings = Profile(steps=(2,))
     for step in (1, 2, 3):
         with profiled(settings, step, tmp_path / "profile", rank=1):
@@ -30,7 +30,7 @@ def test_chosen_steps_leave_a_trace_and_a_table_a_rank(tmp_path: Path) -> None:
     assert "aten::mm" in (tmp_path / "profile" / "step-2-rank-1.txt").read_text()
 
 
-def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:
+def test_profiler_is_off_by_default(tmp_path: Path) -> None:
     with profiled(None, 1, tmp_path / "profile", rank=0):
         pass
     assert not (tmp_path / "profile").exists()
@@ -69,8 +69,8 @@ def test_memory_is_recorded_only_during_the_step(
     ]  # fmt: skip
 
 
-def test_steps_are_steps_of_the_run() -> None:
-    loop: Any = SimpleNamespace(steps=5)
+def test_profile_steps_count_from_the_start_of_the_run() -> None:
+    loop = Loop(steps=5, prompts_per_step=1)
     assert profile_problems(Profile(steps=(1, 5)), loop) == []
     (problem,) = profile_problems(Profile(steps=(1, 6)), loop)
     assert "steps must be <= 5, [loop] steps, got 6" in str(problem)

@@ -16,7 +16,7 @@ def counted(console: Console, **keys: bool) -> str:
 
 
 @pytest.mark.parametrize(("terminal", "live"), [(False, True), (True, False)])
-def test_plain_stream_gets_a_line_where_a_tenth_more_is_done(terminal: bool, live: bool) -> None:
+def test_plain_stream_gets_a_line_per_tenth(terminal: bool, live: bool) -> None:
     console = Console(record=True, width=80, force_terminal=terminal)
     assert counted(console, live=live).splitlines() == [
         "rows scored 4/40",

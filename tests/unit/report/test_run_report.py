@@ -72,7 +72,7 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
     return folder
 
 
-def test_page_is_one_file_with_the_facts_of_its_runs(tmp_path: Path) -> None:
+def test_report_is_one_file_with_the_data_of_its_runs(tmp_path: Path) -> None:
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=7)
     alerts = JsonLines(first / "alerts.jsonl")
     alerts.write({"step": 2, "name": "kl_high", "message": "KL is <huge>"})
@@ -107,7 +107,7 @@ class Embedded(HTMLParser):
             self.inside = False
 
 
-def test_an_answer_cannot_leave_its_script(tmp_path: Path) -> None:
+def test_response_text_is_escaped_in_the_report(tmp_path: Path) -> None:
     answer = "</script><script>alert(1)</script> & <!-- <b>"
     samples = Embedded(sample_browser([RunRecord.read(a_run(tmp_path / "a", answer=answer))])).found[0]
     assert samples[0]["response"] == answer
@@ -125,7 +125,7 @@ def test_long_runs_keep_samples_of_evenly_spread_steps(tmp_path: Path) -> None:
     assert {later - earlier for earlier, later in pairwise(steps)} <= {20, 21}
 
 
-def test_run_on_fixed_answers_has_its_page(tmp_path: Path) -> None:
+def test_offline_run_has_a_report(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a")
     lines = [{"step": 1, "eval/loss": 0.5, "eval/accuracy": 0.75, "loss/total": 0.6, "data/rows": 2.0}]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -138,7 +138,7 @@ def test_run_on_fixed_answers_has_its_page(tmp_path: Path) -> None:
     assert titles == ["training loss", "held-out accuracy"]
 
 
-def test_score_stands_beside_its_interval(tmp_path: Path) -> None:
+def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a")
     line = {"step": 1, "eval/score": 0.5, "eval/tokens": 7.0, "eval/score_low": 0.25, "eval/score_high": 0.75}
     (folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
@@ -161,7 +161,7 @@ def test_curve_that_stays_at_zero_is_above_the_axis() -> None:
     assert shown.start < 0 < shown.end
 
 
-def test_each_metric_has_one_place(tmp_path: Path) -> None:
+def test_each_metric_is_in_one_panel(tmp_path: Path) -> None:
     run = RunRecord.read(a_run(tmp_path / "a"))
     placed = [key for panels in groups([run]).values() for panel in panels for key in panel.keys]
     others = [key for panel in other_panels([run]) for key in panel.keys]
@@ -170,12 +170,12 @@ def test_each_metric_has_one_place(tmp_path: Path) -> None:
     assert others == ["sample/resample_attempts"]
 
 
-def test_series_leaves_out_steps_without_a_number(tmp_path: Path) -> None:
+def test_series_skips_steps_without_a_value(tmp_path: Path) -> None:
     run = RunRecord.read(a_run(tmp_path / "a"))
     assert run.series("kl/value", "reward/mean") == ([1, 3], [[0.1, 0.1], [0.25, 0.75]])
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
     runs = read_runs([a_run(tmp_path / "x" / "a"), a_run(tmp_path / "y" / "a"), a_run(tmp_path / "b")])
     assert [run.name for run in runs] == [str(tmp_path / "x" / "a"), str(tmp_path / "y" / "a"), "b"]
 
@@ -185,13 +185,13 @@ def test_files_flatten_to_dotted_keys() -> None:
     assert flattened(table) == {"a.b": 1, "a.c": "[1, 2]", "d.0.e": "x", "d.1.e": "y"}
 
 
-def test_numbers_of_tables_are_short() -> None:
+def test_table_numbers_are_short() -> None:
     assert [number(each) for each in (0.123456, 12345678, None, 1e-9, "<")] == [
         "0.1235", "12345678", "–", "1e-09", "<",
     ]  # fmt: skip
 
 
-def test_long_names_of_keys_end_before_the_first_actor() -> None:
+def test_long_key_names_end_before_the_first_node() -> None:
     key = ("rewards", "language_consistency_of_the_answer")
     flow = [Node("score", "reward", "reward.0", (), (key,)), Node("score", "weighted sum", "", (key,))]
     picture = dataflow_plot(flow)
@@ -201,7 +201,7 @@ def test_long_names_of_keys_end_before_the_first_actor() -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [1400, 500])
-def test_browser_draws_the_page_without_an_error(tmp_path: Path, width: int) -> None:
+def test_browser_renders_the_report_without_errors(tmp_path: Path, width: int) -> None:
     page = write_report([a_run(tmp_path / "a"), a_run(tmp_path / "b")], tmp_path / "page.html")
     probe = """<script>
       const faults = [];

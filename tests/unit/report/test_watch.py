@@ -21,7 +21,7 @@ def test_sparkline_spans_its_numbers_and_its_width() -> None:
     assert sparkline([5.0], 10) == "▁"
 
 
-def test_once_shows_curves_times_alerts_and_answers(tmp_path: Path) -> None:
+def test_once_shows_curves_times_alerts_and_responses(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a", answer="it is [4]")
     alerts = JsonLines(folder / "alerts.jsonl")
     alerts.write({"step": 2, "name": "kl", "message": "KL is high"})
@@ -48,9 +48,7 @@ def test_live_view_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "step 4 of 4  finished" in console.export_text()
 
 
-def test_files_are_read_again_only_once_they_have_grown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_reread_only_after_they_have_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, reads, looks = a_run(tmp_path / "a"), [], iter(range(4))
     read = module.RunRecord.read
     monkeypatch.setattr(module.RunRecord, "read", lambda path: reads.append(path) or read(path))

@@ -74,7 +74,7 @@ def test_resumed_run_writes_its_later_steps_once(folder: RunFolder) -> None:
     assert [event.step for event in board.Scalars("reward/mean")] == [0, 1, 2, 3]
 
 
-def test_wandb_gets_settings_and_numbers_and_goes_on_after_a_resume(
+def test_wandb_logs_config_and_metrics_and_continues_after_resume(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offline: what would be sent lies in a file."""
@@ -125,7 +125,7 @@ def records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_trackio_gets_settings_and_numbers_and_goes_on_after_a_resume(
+def test_trackio_logs_config_and_metrics_and_continues_after_resume(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # Read when it is imported.
@@ -160,7 +160,7 @@ def scraped(port: int) -> str:
     return text
 
 
-def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder, port: int) -> None:
+def test_prometheus_exports_the_metrics_of_the_last_step(folder: RunFolder, port: int) -> None:
     settings = Report(tensorboard=False, prometheus_port=port)
     writers = open_writers(folder, settings)
     try:
@@ -178,7 +178,7 @@ def test_prometheus_reads_the_last_steps_numbers(folder: RunFolder, port: int) -
             writer.close()
 
 
-def test_prometheus_shows_alerts_with_the_numbers_of_the_step_that_raised_them(port: int) -> None:
+def test_prometheus_exports_alerts_with_the_metrics_of_their_step(port: int) -> None:
     """The validation before training is recorded before its alerts, a step after them."""
     writer = Prometheus(port, "run")
     shown = []

@@ -18,5 +18,5 @@ from titanrl import build
         ({"name": "reasoning_gym", "dataset": "chain_sum"}, "<answer> 12 </answer>", "12"),
     ],
 )
-def test_reward_says_what_a_response_answers(reward, response, answer):
+def test_reward_extracts_the_answer_of_a_response(reward, response, answer):
     assert build("reward", reward).answer_of(response) == answer

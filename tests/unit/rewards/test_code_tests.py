@@ -42,8 +42,8 @@ def test_output_of_cases_is_compared_line_by_line() -> None:
     assert score([right, script, "print(5)", "print(5); print(6)"], CASES) == [1.0, 1.0, 0.5, 0.0]
 
 
-def test_cheats_and_hogs_pass_nothing_and_later_programs_are_scored() -> None:
-    """K8-11: endless loops, sleeping forks, early exits, printed verdicts, 2 GB, and then a right program."""
+def test_cheating_and_runaway_programs_score_zero_and_later_ones_are_scored() -> None:
+    """Endless loops, sleeping forks, early exits, printed verdicts, 2 GB, and then a right program."""
     bad = [
         "while True: pass",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\ntime.sleep(60)",
@@ -58,7 +58,7 @@ def test_cheats_and_hogs_pass_nothing_and_later_programs_are_scored() -> None:
     assert time.monotonic() - start < 60
 
 
-def test_nothing_that_a_program_started_lives_on(tmp_path: Path) -> None:
+def test_no_process_of_a_program_survives(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     program = (
         "import os, subprocess, sys, time\n"
@@ -72,7 +72,7 @@ def test_nothing_that_a_program_started_lives_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["4", "{}", '{"tests": []}', "not JSON"])
-def test_answer_without_tests_is_a_failure(answer: str) -> None:
+def test_code_tests_without_tests_is_a_failure(answer: str) -> None:
     assert score([RIGHT], answer, failure=-0.5) == [-0.5]
 
 

@@ -28,7 +28,7 @@ from titanrl.components.rewards.text import last_boxed, last_number, last_tag
     ],
 )
 def test_last_balanced_box_is_found(text: str, content: str | None) -> None:
-    """K8-01: nested braces, several boxes, boxes that never close."""
+    """Nested braces, several boxes, boxes that never close."""
     assert last_boxed(text) == content
 
 
@@ -65,7 +65,7 @@ def test_last_box_agrees_with_counting_braces(text: str) -> None:
     ],
 )
 def test_last_number_is_read(text: str, number: float | None) -> None:
-    """K8-02: commas, currency, signs, bold marks, many digits."""
+    """Commas, currency, signs, bold marks, many digits."""
     assert last_number(text) == number
 
 
@@ -87,7 +87,7 @@ def test_last_tag_is_found(text: str, content: str | None) -> None:
 @pytest.mark.parametrize(
     "piece", [r"\boxed{", "}", "{", "1,111", "1", ".1", "<answer>", "</answer>", "-", "x\u0000\ud800"]
 )
-def test_megabyte_answers_take_linear_time(piece: str) -> None:
+def test_extraction_takes_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     start = time.perf_counter()
     last_boxed(text), last_number(text), last_tag(text, "answer")

@@ -25,7 +25,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seen
 
 
-def test_question_is_asked_again_ever_later_while_the_status_may_pass(pauses: list[float]) -> None:
+def test_request_is_retried_with_backoff_on_a_transient_status(pauses: list[float]) -> None:
     statuses = iter([503, 429, 500, 200])
     with answering(lambda path, sent: (next(statuses), {"path": path, "got": sent["x"]})) as url:
         assert request_json(f"{url}/score", {"x": [1, 2]}, timeout_seconds=60) == {
@@ -39,7 +39,9 @@ def test_question_is_asked_again_ever_later_while_the_status_may_pass(pauses: li
     ("status", "reply", "message"),
     [(422, {"detail": "row 3 is bad"}, "replied 422 .*row 3 is bad"), (200, "<html>", "did not return JSON")],
 )
-def test_refusal_is_told_at_once(status: int, reply: Any, message: str, pauses: list[float]) -> None:
+def test_permanent_error_is_reported_immediately(
+    status: int, reply: Any, message: str, pauses: list[float]
+) -> None:
     with (
         answering(lambda *_: (status, reply)) as url,
         pytest.raises(TrainingError, match=f"{url}/score {message}"),
@@ -60,7 +62,7 @@ def test_retries_are_counted(pauses: list[float]) -> None:
     assert len(requests) == 3
 
 
-def test_nobody_there_is_told_within_the_deadline() -> None:
+def test_unreachable_server_is_reported_within_the_timeout() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,7 +72,7 @@ def test_nobody_there_is_told_within_the_deadline() -> None:
     assert time.monotonic() - began < 2
 
 
-def test_slow_server_is_late() -> None:
+def test_slow_server_times_out() -> None:
     def sleepy(path: str, sent: Any) -> tuple[int, Any]:
         time.sleep(0.5)
         return 200, {}
@@ -79,7 +81,7 @@ def test_slow_server_is_late() -> None:
         request_json(url, {}, timeout_seconds=0.1)
 
 
-def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None:
+def test_incomplete_error_response_times_out(pauses: list[float]) -> None:
     """The text of a refusal comes on the same clock as the answer that it stands for."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -102,13 +104,13 @@ def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None
     assert pauses == []
 
 
-def test_long_refusal_is_cut() -> None:
+def test_long_error_response_is_truncated() -> None:
     with answering(lambda *_: (422, "x" * 10_000)) as url, pytest.raises(TrainingError) as caught:
         request_json(url, {}, timeout_seconds=60)
     assert 400 < str(caught.value).count("x") <= 500
 
 
-def test_client_costs_nothing_before_the_first_question() -> None:
+def test_module_imports_no_http_client_at_the_top() -> None:
     code = (
         "import sys, titanrl.components.rewards.http_json as m; "
         "assert not {'ssl', 'http.client', 'urllib.request'} & set(sys.modules)"

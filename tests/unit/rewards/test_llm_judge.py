@@ -57,7 +57,7 @@ def test_last_number_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_p
     assert "2 of slow {answer} is" in {each["messages"][0]["content"] for each in seen}
 
 
-def test_reply_without_a_rating_and_a_late_one_fail_alone() -> None:
+def test_reply_without_a_rating_and_a_timeout_fail_alone() -> None:
     late = threading.Event()
 
     def answer(path: str, sent: Any) -> tuple[int, Any]:
@@ -86,7 +86,7 @@ def test_reply_without_a_rating_and_a_late_one_fail_alone() -> None:
         (200, {}, "did not return a chat completion"),
     ],
 )
-def test_server_that_is_no_judge_ends_the_run(status: int, reply: Any, message: str) -> None:
+def test_wrong_judge_server_ends_the_run(status: int, reply: Any, message: str) -> None:
     with (
         answering(lambda *_: (status, reply)) as url,
         pytest.raises(TrainingError, match=message),

@@ -46,7 +46,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert not asked & questions(held_out)
 
 
-def test_quickstart_is_judged_on_many_questions_that_it_never_trains_on() -> None:
+def test_quickstart_evaluation_questions_are_held_out() -> None:
     experiment = load(Path("experiments/quickstart.toml"))
     assert experiment.prompts is not None
     assert experiment.evaluation is not None
@@ -67,7 +67,7 @@ def test_demonstration_generates_its_question_once() -> None:
     assert len({str(row) for row in rows}) == 5
 
 
-def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_one() -> None:
+def test_demonstrations_have_the_same_questions_and_answers_that_score_one() -> None:
     keys: dict[str, Any] = {"size": 20, "system": "Be brief.", "seed": 3, "split": "held_out"}
     task = {"name": "reasoning_gym_demonstrations", "dataset": "chain_sum", "options": EASY}
     asked, shown = source(**keys).open(), titanrl.build("source", task | keys).open()
@@ -80,7 +80,7 @@ def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_o
     assert shown.place(7) == "chain_sum prompt 7"
 
 
-def test_task_without_answers_of_its_own_demonstrates_nothing() -> None:
+def test_task_without_reference_answers_gives_no_demonstrations() -> None:
     shown = titanrl.build("source", {"name": "reasoning_gym_demonstrations", "dataset": "countdown"}).open()
     shown.prompts.entry = lambda _: {"question": "q", "answer": None}
     with pytest.raises(ValueError, match="has no reference answer; choose a task with one correct answer"):
@@ -108,7 +108,7 @@ def test_prompt_holds_template_and_system() -> None:
     ],
 )
 @pytest.mark.parametrize("is_entry", [True, False], ids=["entry", "bare"])
-def test_reward_scores_what_is_extracted(extract: str, scores: list[float], is_entry: bool) -> None:
+def test_reward_scores_the_extracted_answer(extract: str, scores: list[float], is_entry: bool) -> None:
     answer = "12"
     if is_entry:
         answer = encode_entry({"question": "7 + 5 =", "answer": "12", "metadata": {"terms": (7, 5)}})
@@ -127,7 +127,7 @@ def test_entry_survives_as_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["72", "", "{", "[1, 2]", "{'a': 1}", "__import__('os')", "(" * 500])
-def test_text_that_is_no_entry_is_the_answer(text: str) -> None:
+def test_reference_that_is_not_an_entry_is_the_answer(text: str) -> None:
     assert decode_entry(text) == {"question": "", "answer": text, "metadata": {}}
 
 
@@ -158,12 +158,12 @@ def test_source_refuses_a_wrong_table(keys: dict[str, Any], message: str) -> Non
     assert message in str(error.value)
 
 
-def test_source_says_when_the_task_refuses_its_options() -> None:
+def test_source_reports_options_that_the_task_refuses() -> None:
     with pytest.raises(titanrl.ConfigError, match="'chain_sum' rejects them: max_terms must be >= min_terms"):
         source(options={"min_terms": 3, "max_terms": 2}).open()
 
 
-def test_every_question_of_a_small_task_is_on_one_side() -> None:
+def test_held_out_split_of_a_small_task_is_disjoint() -> None:
     only = {"min_terms": 1, "max_terms": 1, "max_digits": 1}
     everything, train, held_out = (
         questions(source(split=split, options=only, size=300).open())
@@ -174,7 +174,7 @@ def test_every_question_of_a_small_task_is_on_one_side() -> None:
     assert not train & held_out
 
 
-def test_source_says_when_nothing_can_be_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_reports_a_task_too_small_to_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titanrl.components.sources.reasoning_gym.is_held_out", lambda _: False)
     assert len(questions(source(size=20).open())) > 1
     with pytest.raises(titanrl.ConfigError, match="has no prompt for split 'held_out' among 400"):

@@ -60,7 +60,7 @@ def serving(folder: Path, score: Callable[[list[list[int]]], list[list[float]]])
         thread.join(10)
 
 
-def test_scores_are_the_engines_values_at_the_last_trainable_token(folder: Path) -> None:
+def test_scores_are_the_engines_values_at_the_last_response_token(folder: Path) -> None:
     """One row has no trainable token: it fails."""
     batch = make_batch()
     training = Training(seq_len=48, mixed_precision_param="float32")
@@ -74,7 +74,7 @@ def test_scores_are_the_engines_values_at_the_last_trainable_token(folder: Path)
         assert reward(path=str(folder), mean=0.25, std=2.0, **keys).scores(batch) == wanted
 
 
-def test_batches_hold_rows_of_like_length_within_the_tokens(folder: Path) -> None:
+def test_batches_group_rows_by_length_within_the_token_budget(folder: Path) -> None:
     scorer, seen = Scorer(str(folder), batch_tokens=12), []
 
     def record(rows: Sequence[Sequence[int]], _: object) -> list[list[float]]:
@@ -87,7 +87,7 @@ def test_batches_hold_rows_of_like_length_within_the_tokens(folder: Path) -> Non
     assert seen == [[20], [6, 4], [3, 3, 1]]
 
 
-def test_offloaded_model_scores_alike_and_its_weights_wait_on_the_host(folder: Path) -> None:
+def test_offloaded_reward_model_gives_the_same_scores(folder: Path) -> None:
     """Also after a call that fails: on the device ``meta`` no score can be read."""
     batch = make_batch()
     wanted = reward(path=str(folder)).scores(batch)
@@ -116,7 +116,7 @@ def test_memory_of_a_reward_model_is_that_of_its_weights(folder: Path) -> None:
         assert found["activations"].size > 2 * numbers
 
 
-def test_server_gives_the_same_scores_in_order_and_refuses_what_it_cannot_read(folder: Path) -> None:
+def test_server_gives_the_same_scores_in_order_and_refuses_invalid_requests(folder: Path) -> None:
     batch, local = make_batch(), reward(path=str(folder))
     wanted = [score if score == NO_TOKEN else pytest.approx(score, abs=1e-6) for score in local.scores(batch)]
     assert wanted.count(NO_TOKEN) == 1
@@ -128,7 +128,7 @@ def test_server_gives_the_same_scores_in_order_and_refuses_what_it_cannot_read(f
             reward(url=url).scores(batch)
 
 
-def test_server_scores_waiting_requests_together_and_tells_each_of_a_failure() -> None:
+def test_server_batches_waiting_requests_and_reports_a_failure_to_each() -> None:
     calls: list[int] = []
     first, go = threading.Event(), threading.Event()
 
@@ -178,7 +178,7 @@ def test_model_of_several_heads_gives_their_weighted_sum() -> None:
                 reward(url=url, heads=wrong).scores(batch)
 
 
-def test_foreign_server_is_told_from_a_reward_server() -> None:
+def test_other_server_is_distinguished_from_a_reward_server() -> None:
     for reply in ({}, {"heads": ["a"], "scores": [[1.0]]}, [1.0]):
         with (
             answering(lambda *_, reply=reply: (200, reply)) as url,
@@ -203,7 +203,7 @@ def test_wrong_table_is_refused(table: dict[str, Any], message: str) -> None:
         reward(**table)
 
 
-def test_check_finds_a_reward_model_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
+def test_check_reports_an_incompatible_reward_model(folder: Path, tmp_path: Path) -> None:
     policy = tiny.create(tmp_path / "policy")
     other = tiny.create(tmp_path / "other", head="value", characters="abc", context=16)
     for path, messages in (
@@ -250,7 +250,9 @@ def test_serve_reward_serves_a_folder(folder: Path, monkeypatch: pytest.MonkeyPa
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
     ],
 )
-def test_broken_folder_is_refused(folder: Path, tmp_path: Path, file: str, text: str, message: str) -> None:
+def test_invalid_reward_model_folder_is_refused(
+    folder: Path, tmp_path: Path, file: str, text: str, message: str
+) -> None:
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     (broken / file).write_text(text)
     with pytest.raises(ConfigError) as caught:

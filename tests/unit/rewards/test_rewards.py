@@ -76,8 +76,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", titanrl.names("reward"))
-def test_reward_is_one_finite_number_a_row_in_order(name: str) -> None:
-    """The contract for any text, K8-07: each row scores in company what it scores alone."""
+def test_reward_is_one_finite_number_per_row_in_order(name: str) -> None:
+    """For any text, a row has the same score in a batch and alone."""
     component = reward(name)
     batch = make(list(NASTY))
     values = component(batch)
@@ -104,7 +104,7 @@ def test_text_reward_takes_any_text(name: str, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["math_answer", "exact_match", "reasoning_gym"])
 def test_model_text_is_never_executed(name: str, tmp_path: Path) -> None:
-    """K8-10: no expression of the answer runs as Python."""
+    """No expression of the response runs as Python."""
     touched = tmp_path / "touched"
     code = f'__import__("os").system("touch {touched}")'
     responses = [
@@ -122,13 +122,13 @@ def test_model_text_is_never_executed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extract", ["boxed", "number", "answer_tag", "whole"])
 def test_exact_match_reads_the_response_only(extract: str) -> None:
-    """K8-13: an answer that stands in the prompt counts for nothing."""
+    """An answer in the prompt does not count."""
     batch = make(["I do not know"])
     batch.set(("text", "prompt"), ["e.g. \\boxed{4} 4 <answer>4</answer>"])
     assert reward("exact_match", extract=extract)(batch).tolist() == [0.0]
 
 
-def test_exact_match_of_numbers_beyond_floats_is_no_match() -> None:
+def test_exact_match_of_numbers_beyond_floats_does_not_match() -> None:
     batch = make(["1" * 400], ["2" * 400])
     assert reward("exact_match", extract="number")(batch).tolist() == [0.0]
 
@@ -146,20 +146,20 @@ def test_exact_match_of_numbers_beyond_floats_is_no_match() -> None:
     ],
 )
 def test_math_answer_is_symmetric(left: str, right: str, score: float) -> None:
-    """K8-03: which side is the reference does not matter."""
+    """The result does not depend on which side is the reference."""
     batch = make([rf"\boxed{{{left}}}", rf"\boxed{{{right}}}"], [right, left])
     assert reward("math_answer")(batch).tolist() == [score, score]
 
 
-def test_math_answer_needs_something_to_compare() -> None:
-    """K8-12: unparsable texts equal nothing, an explicit empty set equals an empty set."""
+def test_math_answer_requires_a_reference() -> None:
+    """Unparsable texts equal nothing, an explicit empty set equals an empty set."""
     responses = ["", r"\boxed{}", "@@", r"\boxed{\emptyset}", r"\boxed{\emptyset}", r"\boxed{4}"]
     answers = ["", "", "@@", "@@", r"\emptyset", ""]
     assert reward("math_answer")(make(responses, answers)).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def test_math_answer_outlives_a_power_tower() -> None:
-    """K8-05: the tower scores failure, later answers their own score."""
+def test_math_answer_times_out_on_a_power_tower() -> None:
+    """The tower gets the failure score; later responses get their own."""
     batch = make([r"\boxed{4}", "$5^{5^{5^{5^5}}}$", r"\boxed{4}", "so it is $4$"])
     values = reward("math_answer", timeout_seconds=3.0, failure=-0.5)(batch)
     assert values.tolist() == [1.0, -0.5, 1.0, 1.0]
@@ -170,7 +170,7 @@ def test_math_answer_without_a_box_is_extracted() -> None:
     assert reward("math_answer")(batch).tolist() == [1.0, 1.0, 0.0]
 
 
-def test_repetition_counts_trainable_labels_only() -> None:
+def test_repetition_counts_response_tokens_only() -> None:
     batch = TensorDict(
         {
             "labels": torch.tensor([[9, 1, 2, 1, 2, 9], [1, 1, 1, 1, 1, 1]]),

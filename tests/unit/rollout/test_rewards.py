@@ -103,15 +103,15 @@ LATE = "took longer than its timeout_seconds, 0.5"
         "sleeps",
     ],
 )
-def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
-    """K8-06, K8-07: the middle row fails, whatever way; rows don't shift, and the reason is kept."""
+def test_failing_row_gets_the_failure_score_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
+    """However the middle row fails, scores stay with their rows and the reason is recorded."""
     scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), timeout_seconds=0.5)])
     assert scores["rewards", "r"].tolist() == [1.0, -7.0, 3.0]
     assert scores["reward"].tolist() == [1.0, -7.0, 3.0]
     assert reasons == {"r": {1: why}}
 
 
-def test_function_that_hangs_on_everything_fails_everywhere() -> None:
+def test_function_that_always_hangs_fails_on_every_row() -> None:
     start = time.monotonic()
     scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
     assert scored.scores["reward"].tolist() == [-7.0, -7.0]
@@ -121,7 +121,7 @@ def test_function_that_hangs_on_everything_fails_everywhere() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_late_python_loop_is_stopped() -> None:
+def test_python_loop_is_stopped_at_the_timeout() -> None:
     before = set(threading.enumerate())
     score_rewards(make("bad"), [Term(per_row(spin), timeout_seconds=0.2)])
     deadline = time.monotonic() + 10
@@ -141,7 +141,7 @@ def test_late_python_loop_is_stopped() -> None:
         (torch.zeros(2, dtype=torch.complex64), "torch.complex64 of shape [2]"),
     ],
 )
-def test_result_that_is_not_one_number_a_row_fails(result: Any, got: str) -> None:
+def test_result_that_is_not_one_number_per_row_fails(result: Any, got: str) -> None:
     scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
     assert scores["reward"].tolist() == [-7.0, -7.0]
     assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number a row")}
@@ -156,7 +156,7 @@ def test_users_interrupt_stops_the_run() -> None:
     timer.join()
 
 
-def test_reward_is_the_weighted_sum_and_parts_stay_raw() -> None:
+def test_reward_is_the_weighted_sum_and_components_stay_raw() -> None:
     lengths, box = per_row(spin), build("reward", {"name": "exact_match"})
     terms = [Term(lengths, "length", weight=-0.5), Term(box, "box", weight=2.0)]
     scores, reasons = score_rewards(make("abc", r"\boxed{4}"), terms)
@@ -166,7 +166,7 @@ def test_reward_is_the_weighted_sum_and_parts_stay_raw() -> None:
     assert reasons == {"length": {}, "box": {}}
 
 
-def test_reward_is_called_after_the_one_it_reads() -> None:
+def test_reward_is_called_after_the_reward_that_it_reads() -> None:
     cosine = build("reward", {"name": "length_cosine", "max_length": 3, "correct": "box"})
     terms = [Term(cosine, "shape"), Term(build("reward", {"name": "exact_match"}), "box", weight=0.0)]
     scores, _ = score_rewards(make(r"\boxed{4}", "no"), terms)
@@ -187,8 +187,8 @@ def test_two_rewards_with_one_label_are_refused() -> None:
         score_rewards(make("a"), [Term(per_row(spin)), Term(per_row(spin))])
 
 
-def test_pooled_reward_counts_its_late_rows() -> None:
-    """K8-05: the tower is late, the next row is scored, the failure is counted."""
+def test_pooled_reward_counts_timeouts() -> None:
+    """The tower times out, the next row is scored, the failure is counted."""
     math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure": -0.25})
     tower = "$5^{5^{5^{5^5}}}$"
     scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
@@ -196,7 +196,7 @@ def test_pooled_reward_counts_its_late_rows() -> None:
     assert reasons == {"r": {1: "deadline"}}
 
 
-def test_batch_is_left_as_it_was() -> None:
+def test_score_rewards_does_not_modify_the_batch() -> None:
     batch = make("a", "b")
     batch.lock_()
     score_rewards(batch, [Term(per_row(spin))])
@@ -209,7 +209,7 @@ def test_empty_batch_gives_empty_scores() -> None:
     assert scored.failures == ({"reward/r_failures": 0.0}, {})
 
 
-def test_first_reason_of_each_reward_is_told() -> None:
+def test_first_failure_of_each_reward_is_logged() -> None:
     def picky(batch: TensorDict) -> torch.Tensor:
         raise ValueError(f"no {batch['text', 'response'][0]}")
 

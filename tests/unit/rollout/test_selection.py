@@ -25,7 +25,7 @@ def kept(answers: list[ScoredResponse], seen: set[str] | None = None, **settings
     return [row.get("completion") or f"{row['chosen']} > {row['rejected']}" for row in chosen.rows]
 
 
-def test_the_best_are_kept_equally_good_ones_in_their_order() -> None:
+def test_best_responses_are_kept_and_ties_stay_in_order() -> None:
     answers = [answer("a", 0.5), answer("b", 1.0), answer("c", 0.5), answer("d", 1.0)]
     assert kept(answers, keep=3) == ["b", "d", "a"]
     assert kept(answers, keep=9, min_reward=1.0) == ["b", "d"]
@@ -37,18 +37,18 @@ def test_rank_is_by_the_weighted_sum_unless_a_label_is_named() -> None:
     assert select(RFT(), "q", answers, set()).rows[0]["completion"] == "formed"
 
 
-def test_answers_cut_off_too_short_or_too_long_are_not_used_unless_asked() -> None:
+def test_truncated_short_and_long_responses_are_excluded_by_default() -> None:
     answers = [answer("cut", 1.0, finish=1), answer("long", 0.9, tokens=9), answer("short", 0.8, tokens=1)]
     assert kept([*answers, answer("right", 0.1)], min_tokens=2, max_tokens=8) == ["right"]
     assert kept(answers, unfinished=True) == ["cut"]
 
 
-def test_other_rewards_are_conditions() -> None:
+def test_min_rewards_are_conditions() -> None:
     answers = [answer("bare", 1.0, form=0.0), answer("formed", 0.5)]
     assert kept(answers, least={"form": 1.0}) == ["formed"]
 
 
-def test_same_text_to_the_same_prompt_is_written_once_in_the_whole_file() -> None:
+def test_duplicate_responses_to_a_prompt_are_written_once() -> None:
     seen: set[str] = set()
     answers = [answer("2", 1.0), answer(" 2\n", 1.0), answer("two", 1.0)]
     assert kept(answers, seen, keep=2) == ["2", "two"]
@@ -57,7 +57,7 @@ def test_same_text_to_the_same_prompt_is_written_once_in_the_whole_file() -> Non
     assert select(RFT(keep=2), "2 + 0?", answers, seen).rows[0]["completion"] == "2"
 
 
-def test_every_answer_is_written_or_dropped_for_one_reason() -> None:
+def test_every_response_is_written_or_dropped_for_one_reason() -> None:
     answers = [
         answer("cut", 1.0, finish=1), answer("long", 1.0, tokens=9), answer("bare", 1.0, form=0.0),
         answer("wrong", 0.0), answer("2", 1.0), answer("2", 1.0), answer("two", 1.0), answer("II", 1.0),
@@ -70,7 +70,7 @@ def test_every_answer_is_written_or_dropped_for_one_reason() -> None:
     }  # fmt: skip
 
 
-def test_pair_is_the_best_good_answer_against_the_worst_of_all() -> None:
+def test_pair_is_the_best_accepted_response_and_the_worst_of_all() -> None:
     answers = [
         answer("middle", 0.4), answer("worst but cut", -1.0, finish=1), answer("bad", 0.1, form=0.0),
         answer("bare", 0.9, form=0.0), answer("best", 0.8),
@@ -86,7 +86,7 @@ def test_pair_is_the_best_good_answer_against_the_worst_of_all() -> None:
     }
 
 
-def test_no_pair_without_a_good_answer_or_enough_between_the_two() -> None:
+def test_no_pair_without_an_accepted_response_or_the_minimum_margin() -> None:
     answers = [answer("a", 0.5), answer("b", 0.25)]
     assert kept(answers, write="pairs") == ["a > b"]
     assert kept(answers, write="pairs", min_margin=0.25) == ["a > b"]

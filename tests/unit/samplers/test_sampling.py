@@ -66,7 +66,7 @@ def test_seed_is_the_same_in_every_version() -> None:
     assert sample_seed(0, 0, 0, 0) == 1823813673921316309
 
 
-def test_draw_inverts_the_cumulative_distribution() -> None:
+def test_sampling_inverts_the_cumulative_distribution() -> None:
     logprob = torch.tensor([[0.2, 0.0, 0.5, 0.3, 0.0]]).log()
     cases = {0.0: 0, 0.19: 0, 0.21: 2, 0.69: 2, 0.71: 3, 1 - 2**-53: 3}
     for uniform, token in cases.items():
@@ -76,7 +76,7 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [3, 256, 700, 1024])
-def test_draw_over_many_blocks_is_that_of_one_running_sum(vocabulary: int) -> None:
+def test_blockwise_sampling_equals_one_cumulative_sum(vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 3 * torch.randn(200, vocabulary, generator=generator)
     logits[:, 1] = -torch.inf
@@ -87,7 +87,7 @@ def test_draw_over_many_blocks_is_that_of_one_running_sum(vocabulary: int) -> No
     torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
 
 
-def test_draw_never_takes_an_impossible_token() -> None:
+def test_sampling_never_returns_a_zero_probability_token() -> None:
     logprob = torch.tensor([[0.0, 1.0, 0.0]]).log()
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert sample_from_logits(logprob.expand(2, -1), ends)[0].tolist() == [1, 1]
@@ -108,14 +108,14 @@ def test_draw_never_takes_an_impossible_token() -> None:
         ({"top_k": 3, "top_p": 0.7}, [0, 1]),
     ],
 )
-def test_truncation_keeps_the_likeliest(settings: dict[str, float], kept: list[int]) -> None:
+def test_top_k_top_p_keeps_the_most_probable_tokens(settings: dict[str, float], kept: list[int]) -> None:
     order = [2, 0, 3, 1]
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])[:, order]
     found = apply_top_k_top_p(logits, **settings).isfinite()[0].nonzero().flatten().tolist()
     assert sorted(order[index] for index in found) == kept
 
 
-def test_truncated_logprobs_are_renormalised() -> None:
+def test_top_k_top_p_logprobs_are_renormalized() -> None:
     # logits [2, 1] alone: -.313262, -1.313262
     logprob = apply_top_k_top_p(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), top_k=2).log_softmax(-1)
     torch.testing.assert_close(logprob[0, :2], torch.tensor([-0.313262, -1.313262]), atol=1e-6, rtol=0)

@@ -26,7 +26,7 @@ def start(tokenizer: Any, **settings: Any) -> Any:
     return Scripted(**{"max_response_tokens": 8, **settings}).start(host)
 
 
-def test_answers_come_from_the_table_with_their_end_token(tokenizer: Any) -> None:
+def test_scripted_responses_come_from_the_table_with_eos(tokenizer: Any) -> None:
     sampler = start(tokenizer, answers=("{answer}", "no"), by_prompt={"why?": "ask {prompt}"})
     rows = [RolloutRequest([1, 5], 0, sample, text="1+1", answer="2") for sample in range(3)]
     rows.append(RolloutRequest([1], 1, 0, text="why?", answer="?"))
@@ -55,12 +55,12 @@ def test_versions_count_without_asking_for_weights(tokenizer: Any) -> None:
     assert sampler.version == 3
 
 
-def test_prompts_without_room_are_refused(tokenizer: Any) -> None:
+def test_prompts_without_space_for_a_response_are_refused(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="makes 33, more than the 32"):
         start(tokenizer).sample([RolloutRequest([1] * 25, 0, 0)], step=0, seed=0)
 
 
-def test_scripts_without_answers_or_tokenizer_are_refused() -> None:
+def test_scripted_sampler_without_responses_or_tokenizer_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one answer"):
         Scripted(answers=())
     with pytest.raises(ValueError, match=r"logprob must be in \[-inf, 0\]"):
@@ -79,7 +79,7 @@ def test_tables_become_samplers(name: str) -> None:
         titanrl.build("sampler", {"name": name, "temperature": 0.0})
 
 
-def test_answers_of_a_call_are_cut_where_it_says(tokenizer: Any) -> None:
+def test_max_tokens_of_a_call_truncates_its_responses(tokenizer: Any) -> None:
     sampler, rows = start(tokenizer, answers=("abc",), max_response_tokens=2), [RolloutRequest([1], 0, 0)]
     for max_tokens, text, reason in ((None, "ab", 1), (1, "a", 1), (3, "abc", 1), (4, "abc<eos>", 0)):
         (answer,) = sampler.sample(rows, step=0, seed=0, max_tokens=max_tokens)

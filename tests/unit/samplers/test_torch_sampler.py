@@ -71,7 +71,7 @@ def test_logprobs_are_the_trainers(folder: Path, temperature: float) -> None:
         assert float((other - batch["sampler_logprob"])[mask].abs().mean()) > 0.05
 
 
-def test_same_seed_gives_the_same_answers_in_any_batch(engine: Engine) -> None:
+def test_same_seed_gives_the_same_responses_in_any_batch(engine: Engine) -> None:
     rows = rows_of()
     together = sample(engine, rows)
     alone = [sample(engine, [row])[0] for row in rows]
@@ -90,7 +90,7 @@ def test_samples_groups_steps_and_seeds_differ(engine: Engine) -> None:
     assert len(set(answers)) > 15
 
 
-def test_greedy_answers_match_recomputing_without_a_cache(engine: Engine) -> None:
+def test_greedy_responses_match_recomputing_without_a_cache(engine: Engine) -> None:
     sampler = Torch(max_response_tokens=12).start(host_of(engine))
     answers = sampler.sample(rows_of(samples=1), step=0, seed=0, greedy=True)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -103,7 +103,7 @@ def test_greedy_answers_match_recomputing_without_a_cache(engine: Engine) -> Non
                 ids.append(token)
 
 
-def test_answers_end_with_the_end_token_or_at_the_limit(engine: Engine) -> None:
+def test_responses_end_with_eos_or_at_the_limit(engine: Engine) -> None:
     rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(60)]
     answers = sample(engine, rows, temperature=3.0, max_response_tokens=40)
     reasons = {answer.finish_reason for answer in answers}
@@ -118,7 +118,7 @@ def test_answers_end_with_the_end_token_or_at_the_limit(engine: Engine) -> None:
     assert [list(answer.ids) for answer in lone] == [list(answer.ids) for answer in answers[:8]]
 
 
-def test_answers_follow_the_distribution(engine: Engine) -> None:
+def test_responses_follow_the_distribution(engine: Engine) -> None:
     rows = [RolloutRequest(PROMPTS[0], 0, sample) for sample in range(2000)]
     answers = sample(engine, rows, max_response_tokens=1, max_rows=2000)
     with engine.inference() as parts:
@@ -139,7 +139,7 @@ def test_top_k_one_is_greedy_and_certain(engine: Engine) -> None:
     assert all(value == 0 for answer in narrow for value in answer.logprobs)
 
 
-def test_stop_tokens_end_an_answer_and_belong_to_it(engine: Engine) -> None:
+def test_stop_tokens_end_a_response_and_belong_to_it(engine: Engine) -> None:
     free = sample(engine, rows_of())[0]
     stopped = sample(engine, rows_of(), stop_token_ids=(free.ids[2],))[0]
     end = list(free.ids).index(free.ids[2]) + 1
@@ -160,7 +160,7 @@ def test_checkpointed_layers_decode_alike(folder: Path, engine: Engine) -> None:
     assert sample(other, rows_of()) == sample(engine, rows_of())
 
 
-def test_no_rows_give_no_answers(engine: Engine) -> None:
+def test_no_requests_give_no_completions(engine: Engine) -> None:
     assert sample(engine, []) == []
 
 
@@ -191,7 +191,7 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
         Torch(**{field: value})
 
 
-def test_shorter_and_longer_answers_of_a_call_begin_alike(engine: Engine) -> None:
+def test_max_tokens_does_not_change_the_common_prefix(engine: Engine) -> None:
     """Longer than the settings' too, on which nothing else depends; prompts must leave room for it."""
     sampler = Torch(max_response_tokens=6).start(host_of(engine))
     lengths = {}

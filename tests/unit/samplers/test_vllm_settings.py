@@ -40,7 +40,7 @@ def test_absent_vllm_names_the_remedy(model: Path, monkeypatch: pytest.MonkeyPat
     assert dict(os.environ) == before
 
 
-def test_process_state_survives_a_guest() -> None:
+def test_process_state_is_restored_after_vllm() -> None:
     def state() -> tuple[Any, ...]:
         return (
             dict(os.environ), random.getstate(), numpy.random.get_state()[1].tobytes(),
@@ -68,7 +68,7 @@ def test_process_state_survives_a_guest() -> None:
     assert state() == before
 
 
-def test_sampled_token_gives_the_logprob_not_the_likeliest() -> None:
+def test_logprob_is_that_of_the_sampled_token_not_the_top_one() -> None:
     entries = [{7: SimpleNamespace(logprob=-0.1), 3: SimpleNamespace(logprob=-2.3)}]
     completion = SimpleNamespace(token_ids=(3,), logprobs=entries, finish_reason="abort")
     assert _sample_of(completion) == ([3], [-2.3], 2)
@@ -87,7 +87,7 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
         VLLM(**{field: value})
 
 
-def test_engines_share_out_all_ranks(model: Path) -> None:
+def test_engines_partition_all_ranks(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"must divide the 1 ranks, which share the engines, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of(model))
     engine = SimpleNamespace(world_size=3)
@@ -95,7 +95,7 @@ def test_engines_share_out_all_ranks(model: Path) -> None:
         VLLM(tensor_parallel_size=2).start(host_of(model, engine=engine))
 
 
-def test_heads_must_divide_and_have_a_width_that_is_computed(tmp_path: Path) -> None:
+def test_attention_heads_must_divide_and_have_a_supported_size(tmp_path: Path) -> None:
     narrow = create(tmp_path / "narrow", hidden=32, heads=4, kv_heads=2)
     problems = dict(VLLM(tensor_parallel_size=3).problems(str(narrow), None))
     assert f"for heads of 8, those of {narrow}, only for 32, 64" in problems["name"]
@@ -106,7 +106,7 @@ def test_heads_must_divide_and_have_a_width_that_is_computed(tmp_path: Path) -> 
     ("num_rows", "world_size", "size", "rows"),
     [(8, 1, 1, 8), (None, 1, 1, 16), (100, 1, 1, 16), (9, 2, 1, 5), (8, 2, 2, 8)],
 )
-def test_cache_holds_the_answers_of_a_step(
+def test_kv_cache_holds_the_responses_of_a_step(
     tmp_path: Path, num_rows: int | None, world_size: int, size: int, rows: int
 ) -> None:
     """A token's keys and values: 2 layers of 2 heads of 8 numbers of 2 bytes each, half of them per rank."""
@@ -117,6 +117,6 @@ def test_cache_holds_the_answers_of_a_step(
     assert _needed_bytes(settings, host, "bfloat16") == tokens * 2 * 2 * (2 // size) * 8 * 2
 
 
-def test_cache_takes_a_gibibyte_at_most(tmp_path: Path) -> None:
+def test_kv_cache_takes_at_most_one_gibibyte(tmp_path: Path) -> None:
     host = replace(host_of(create(tmp_path)), max_length=10**6)
     assert _needed_bytes(VLLM(), host, "float32") == 2**30

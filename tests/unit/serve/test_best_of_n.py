@@ -100,7 +100,7 @@ def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_of_n, "inspect", lambda path: SimpleNamespace(vocab_size=128))
 
 
-def test_best_comes_first_and_what_could_not_be_judged_last_with_the_reason() -> None:
+def test_best_response_comes_first_and_unscored_ones_last_with_the_reason() -> None:
     """The failure's 0 would beat every other score but the best."""
     (found,) = BestOf(host(Term(near_c, "near")))([GenerationRequest("say", num=4, is_judged=True)])
     assert isinstance(found, GenerationResult)
@@ -112,12 +112,12 @@ def test_best_comes_first_and_what_could_not_be_judged_last_with_the_reason() ->
     assert (found.prompt_tokens, found.ranked[0].tokens, found.ranked[0].finish_reason) == (3, 4, 1)
 
 
-def test_equal_answers_stay_in_the_order_in_which_they_were_sampled() -> None:
+def test_ties_stay_in_sampling_order() -> None:
     (found,) = BestOf(host(Term(is_answer, "right")))([GenerationRequest("say", "?", num=3, is_judged=True)])
     assert [each.text for each in found.ranked] == ["abcd", "bcde", "cdef"]  # type: ignore[union-attr]
 
 
-def test_answers_are_ranked_by_the_named_reward_or_by_the_weighted_sum() -> None:
+def test_responses_are_ranked_by_the_named_reward_or_the_weighted_sum() -> None:
     rewards = Term(near_c, "near", weight=0.1), Term(is_answer, "right", weight=2.0)
     question = GenerationRequest("say", "abcd", num=1, is_judged=True)
     for label, score, raw in (
@@ -130,7 +130,7 @@ def test_answers_are_ranked_by_the_named_reward_or_by_the_weighted_sum() -> None
         assert found.ranked[0].rewards == raw  # type: ignore[union-attr]
 
 
-def test_questions_that_are_alike_share_one_call_and_one_round_of_rewards() -> None:
+def test_compatible_requests_share_one_sampler_and_reward_call() -> None:
     calls: list[int] = []
 
     def counted(batch: TensorDict) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_questions_that_are_alike_share_one_call_and_one_round_of_rewards() -> N
     assert found[1] == GenerationResult(3, [RankedResponse("abcd", 4, 1)])
 
 
-def test_answer_ends_before_the_first_stop_text() -> None:
+def test_response_ends_before_the_first_stop_text() -> None:
     def length(batch: TensorDict) -> torch.Tensor:
         return torch.tensor([float(len(text)) for text in batch["text", "response"]])
 
@@ -189,7 +189,7 @@ def test_answer_ends_before_the_first_stop_text() -> None:
         (GenerationRequest("say", temperature=0.001), r"temperature must be in \[0.01, 2\]"),
     ],
 )
-def test_question_that_cannot_be_answered_is_refused_alone(question: GenerationRequest, message: str) -> None:
+def test_invalid_request_is_refused_alone(question: GenerationRequest, message: str) -> None:
     before, refused, after = BestOf(host())([GenerationRequest("say"), question, GenerationRequest((97, 98))])
     assert isinstance(before, GenerationResult)
     assert isinstance(after, GenerationResult)
@@ -197,7 +197,7 @@ def test_question_that_cannot_be_answered_is_refused_alone(question: GenerationR
         raise refused  # type: ignore[misc]
 
 
-def test_rewards_that_raise_as_a_whole_are_told_to_those_who_asked_for_scores() -> None:
+def test_reward_error_is_reported_to_requests_for_scores() -> None:
     class Gone:
         def scores(self, batch: TensorDict) -> list[float]:
             raise ConfigError("heads must weigh those of the model")
@@ -210,7 +210,7 @@ def test_rewards_that_raise_as_a_whole_are_told_to_those_who_asked_for_scores() 
     assert str(judged) == "the rewards failed: ConfigError: heads must weigh those of the model"
 
 
-def test_judges_are_those_that_count_and_those_they_read() -> None:
+def test_ranking_rewards_are_weighted_rewards_and_their_inputs() -> None:
     cosine = build("reward", {"name": "length_cosine", "max_length": 3, "correct": "box"})
     rewards = [
         Reward(component=cosine, label="shape"),

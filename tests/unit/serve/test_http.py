@@ -10,7 +10,7 @@ from typing import Any
 from titanrl.serve.http import Batcher
 
 
-def test_a_signal_that_does_not_interrupt_the_wait_ends_it_all_the_same() -> None:
+def test_signal_ends_the_server_without_interrupting_the_wait() -> None:
     """It is delivered to another thread here; one that comes just before the wait begins is no better."""
 
     def work(rows: list[int]) -> Sequence[int]:

@@ -103,12 +103,12 @@ def test_requests_without_a_seed_get_different_ones(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("n", "num"), [(1, 4), (4, 4), (6, 6)])
-def test_servers_best_of_holds_for_requests_that_do_not_say(model: Model, n: int, num: int) -> None:
+def test_best_of_of_the_server_is_the_default_of_requests(model: Model, n: int, num: int) -> None:
     body = client(model, best_of=4, scored_by="x").post(COMPLETIONS, json={"prompt": "say", "n": n}).json()
     assert (len(body["choices"]), len(body["best_of"]["scores"][0])) == (n, num)
 
 
-def test_several_prompts_have_their_answers_each(model: Model) -> None:
+def test_several_prompts_get_their_own_responses(model: Model) -> None:
     app = client(model, scored_by="x", answer_readers=("x",))
     sent = {"prompt": ["say", [1, 2]], "answer": ["1", {"b": 2}], "best_of": 2, "seed": 1}
     body = app.post(COMPLETIONS, json=sent).json()
@@ -157,14 +157,14 @@ def test_several_prompts_have_their_answers_each(model: Model) -> None:
         (COMPLETIONS, {"prompt": "bad"}, "prompt is bad"),
     ],
 )
-def test_bad_request_gets_400_and_the_reason(model: Model, path: str, body: Any, message: str) -> None:
+def test_invalid_request_gets_400_and_the_reason(model: Model, path: str, body: Any, message: str) -> None:
     reply = client(model, scored_by="x", answer_readers=("x",)).post(path, json=body)
     error = reply.json()["error"]
     assert error["message"].startswith(message), error
     assert (reply.status_code, error["type"]) == (400, "invalid_request_error")
 
 
-def test_body_that_is_no_json_is_refused(model: Model) -> None:
+def test_invalid_json_is_refused(model: Model) -> None:
     app = client(model)
     reply = app.post(COMPLETIONS, content="{", headers={"Content-Type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["message"][:23]) == (400, "the body is no JSON: Ex")
@@ -183,13 +183,13 @@ def test_unknown_model_is_not_found(model: Model) -> None:
     )  # fmt: skip
 
 
-def test_values_that_ask_for_nothing_pass(model: Model) -> None:
+def test_parameters_without_effect_are_accepted(model: Model) -> None:
     neutral = {"stream": False, "logprobs": None, "presence_penalty": 0.0, "echo": False, "user": "me"}
     sent = {"prompt": "a", "top_p": 1.0, **neutral}
     assert client(model).post(COMPLETIONS, json=sent).status_code == 200
 
 
-def test_failing_model_or_reward_is_told_and_the_server_goes_on(model: Model) -> None:
+def test_model_or_reward_error_is_reported_and_the_server_continues(model: Model) -> None:
     app = client(model)
     for prompt, message in (
         ("gone", "the rewards failed: no server"),
@@ -201,14 +201,14 @@ def test_failing_model_or_reward_is_told_and_the_server_goes_on(model: Model) ->
     assert app.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
 
 
-def test_models_and_health_answer(model: Model) -> None:
+def test_models_and_health_endpoints_respond(model: Model) -> None:
     app = client(model)
     assert app.get("/health").json() == {"status": "ok"}
     (listed,) = app.get("/v1/models").json()["data"]
     assert (listed["id"], listed["object"]) == ("tiny", "model")
 
 
-def test_batcher_works_on_what_waits_together_and_ends_after_it() -> None:
+def test_batcher_processes_waiting_requests_together_before_closing() -> None:
     calls: list[list[int]] = []
     first, go = threading.Event(), threading.Event()
 
@@ -237,7 +237,7 @@ def taken() -> Iterator[socket.socket]:
         yield taken
 
 
-def test_taken_address_is_refused_before_anything_is_loaded(taken: socket.socket) -> None:
+def test_address_in_use_is_refused_before_loading(taken: socket.socket) -> None:
     port = int(address(taken).removeprefix("http://127.0.0.1:"))
     taken.listen()
     with pytest.raises(
@@ -250,7 +250,7 @@ def experiment(*rewards: Reward, **sampler: Any) -> Any:
     return SimpleNamespace(sampler=SimpleNamespace(**sampler), reward=rewards)
 
 
-def test_server_knows_who_ranks_and_who_reads_the_reference_answer() -> None:
+def test_server_info_lists_ranking_rewards_and_those_with_a_reference() -> None:
     names = {"right": "exact_match", "form": "think_tags"}
     rewards = [Reward(component=build("reward", {"name": n}), label=label) for label, n in names.items()]
     judge = {"name": "llm_judge", "endpoint": "http://a", "model": "b"}

@@ -41,7 +41,7 @@ def scalars(found: Sequence[Example], key: str) -> list[float]:
     return [row.scalars[key] for row in found]
 
 
-def test_conversation_is_one_row_without_a_prompt_of_its_own(tmp_path: Path) -> None:
+def test_conversation_is_one_row_without_a_prompt(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, {"messages": [USER, GOOD, OTHER, BAD]}, format="messages")
     assert row == Example((), (USER, GOOD, OTHER, BAD))
 
@@ -63,7 +63,7 @@ def test_pair_is_chosen_before_rejected_with_its_margin(tmp_path: Path) -> None:
     assert scalars(rows(tmp_path, record | {"margin": 2}, format="preference"), "margin") == [2.0, 2.0]
 
 
-def test_whole_conversations_share_their_common_beginning_as_the_prompt(tmp_path: Path) -> None:
+def test_preference_conversations_share_their_common_prefix_as_prompt(tmp_path: Path) -> None:
     record = {"prompt": "ignored", "chosen": [USER, GOOD], "rejected": [USER, BAD]}
     assert rows(tmp_path, record, format="preference") == (
         Example((USER,), (GOOD,), {"margin": 0.0}),
@@ -92,7 +92,7 @@ def test_ranking_stays_one_group_with_its_scores_as_rewards(tmp_path: Path) -> N
     assert scalars(pair, "reward") == [1.0, 0.0]
 
 
-def test_label_of_a_single_answer_is_its_reward(tmp_path: Path) -> None:
+def test_label_of_a_single_response_is_its_reward(tmp_path: Path) -> None:
     for label, reward in ((True, 1.0), (False, 0.0), (1, 1.0)):
         record = {"prompt": "q", "completion": "a", "label": label}
         assert scalars(rows(tmp_path, record, format="unpaired"), "reward") == [reward]
@@ -131,7 +131,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ("stepwise", {"prompt": "q", "steps": ["a"], "labels": [2]}, "labels must lie in [0, 1], got [2]"),
     ],
 )  # fmt: skip
-def test_bad_row_is_named_with_file_line_column_and_remedy(
+def test_invalid_row_is_named_with_file_line_column_and_remedy(
     tmp_path: Path, format: str, record: Any, message: str
 ) -> None:
     assert f"{tmp_path}/data.jsonl:1: {message}" in refusal(tmp_path, json.dumps(record), format=format)
@@ -141,7 +141,9 @@ def test_bad_row_is_named_with_file_line_column_and_remedy(
     ("line", "message"),
     [("{'a': 1}", "not JSON (Expecting property name"), ("[1]", "must be an object, got list; write one")],
 )
-def test_line_that_is_no_object_is_named_and_hides_no_other(tmp_path: Path, line: str, message: str) -> None:
+def test_line_that_is_not_an_object_is_reported_with_the_others(
+    tmp_path: Path, line: str, message: str
+) -> None:
     good = json.dumps({"messages": [USER, GOOD]})
     assert f"data.jsonl:2: {message}" in refusal(tmp_path, f"\n{line}\n{good}", format="messages")
     assert len(settings(tmp_path / "data.jsonl", format="messages").open()[1]) == 1
@@ -156,7 +158,7 @@ def test_line_that_is_no_object_is_named_and_hides_no_other(tmp_path: Path, line
         ({"format": "pairs"}, "format must be 'messages', 'prompt_completion'"),
     ],
 )
-def test_keys_that_say_nothing_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+def test_keys_without_effect_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(titanrl.ConfigError, match=r".") as error:
         settings(tmp_path / "data.jsonl", **keys)
     assert message in str(error.value)
@@ -167,7 +169,7 @@ def test_split_of_a_single_file_is_refused(tmp_path: Path) -> None:
         settings(tmp_path / "data.jsonl", format="messages", split="test").open()
 
 
-def test_parquet_and_saved_datasets_give_what_json_lines_give(tmp_path: Path) -> None:
+def test_parquet_and_saved_datasets_equal_json_lines(tmp_path: Path) -> None:
     import datasets
 
     records = [
@@ -188,7 +190,7 @@ def test_parquet_and_saved_datasets_give_what_json_lines_give(tmp_path: Path) ->
         settings(paths[2], format="preference", split="valid").open()
 
 
-def test_data_that_is_not_there_is_an_error_with_its_path(tmp_path: Path) -> None:
+def test_missing_data_is_an_error_with_its_path(tmp_path: Path) -> None:
     for name in ("none.jsonl", "none.parquet", "none"):
         with pytest.raises(titanrl.ConfigError, match=name):
             settings(tmp_path / name, format="messages").open()
@@ -198,7 +200,7 @@ def test_data_that_is_not_there_is_an_error_with_its_path(tmp_path: Path) -> Non
     ("format", "out_keys"),
     [("messages", ()), ("preference", ("margin",)), ("ranked", ("reward",)), ("stepwise", ("token_reward",))],
 )
-def test_formats_declare_what_they_bring(tmp_path: Path, format: str, out_keys: tuple[str, ...]) -> None:
+def test_formats_declare_their_columns(tmp_path: Path, format: str, out_keys: tuple[str, ...]) -> None:
     made = settings(tmp_path / "x.jsonl", format=format)
     assert made.out_keys == out_keys
     assert made.is_paired == (format == "preference")

@@ -57,14 +57,14 @@ def test_keys_can_be_named(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}]}', "messages[0].content must be a text, got None"),
     ],
 )
-def test_bad_row_is_named_with_file_line_and_remedy(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_row_is_named_with_file_line_and_remedy(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         rows(tmp_path, '{"prompt": "good"}\n' + line)
     assert f"{tmp_path}/prompts.jsonl:2: " in str(error.value)
     assert message in str(error.value)
 
 
-def test_bad_rows_are_reported_together(tmp_path: Path) -> None:
+def test_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         rows(tmp_path, "x\n" * 12)
     assert "prompts.jsonl:10:" in str(error.value)
@@ -82,7 +82,7 @@ def test_missing_file_is_an_error() -> None:
         titanrl.build("source", {"name": "jsonl", "path": "nowhere.jsonl"}).open()
 
 
-def test_parquet_and_saved_datasets_give_what_json_lines_give(tmp_path: Path) -> None:
+def test_parquet_and_saved_datasets_equal_json_lines(tmp_path: Path) -> None:
     import datasets
 
     records = [{"question": "2 + 2", "answer": 4}, {"question": "1 + 1", "answer": None}]

@@ -42,7 +42,7 @@ SOURCES: list[dict[str, Any]] = [
 ]
 
 
-def test_no_source_is_left_out() -> None:
+def test_every_source_has_a_case() -> None:
     built_in = {
         name
         for name in titanrl.names("source")
@@ -52,7 +52,7 @@ def test_no_source_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("table", SOURCES, ids=lambda table: "-".join(map(str, table.values())))
-def test_pickled_source_gives_the_same_examples_at_the_same_places(
+def test_pickled_source_gives_the_same_examples_at_the_same_indices(
     table: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)

@@ -33,7 +33,7 @@ def test_ratio_has_the_quotient_of_opposite_quartiles_as_its_spread() -> None:
     )  # quartiles: ours 1 and 2, theirs 7.5 and 8.5
 
 
-def test_each_peer_has_a_ratio_of_its_own() -> None:
+def test_each_peer_has_its_own_ratio() -> None:
     found = measured(results({"naive": 2.0, "liger": 3.0}, {"ours": [1.0], "naive": [2.0], "liger": [3.0]}))
     assert [(each.peer, each.ratio, each.low) for each in found] == [
         ("liger", 3.0, None),
@@ -41,7 +41,7 @@ def test_each_peer_has_a_ratio_of_its_own() -> None:
     ]
 
 
-def test_stages_are_told_in_our_whole_time_and_survive_the_store(tmp_path: Path) -> None:
+def test_stage_times_are_reported_and_stored(tmp_path: Path) -> None:
     stages = {"ours": {"sample": 3.0, "update": 5.0}, "trl": {"sample": 8.0, "update": 12.0}}
     (found,) = loads(dumps(measured(results(2.5, stages=stages))))
     assert found.stages == {"ours": {"sample": 0.375, "update": 0.625}, "trl": {"sample": 1.0, "update": 1.5}}
@@ -55,21 +55,21 @@ def test_stages_are_told_in_our_whole_time_and_survive_the_store(tmp_path: Path)
     ("ratio", "high", "is_worse"),
     [(9.0, 9.5, False), (8.0, 8.4, True), (8.0, 10.5, False), (8.0, None, True), (12.0, 13.0, False)],
 )
-def test_regression_is_a_fall_beyond_the_tolerance_and_the_spread(
+def test_regression_exceeds_the_tolerance_and_the_spread(
     ratio: float, high: float | None, is_worse: bool
 ) -> None:
     stored = Ratio(test=TEST, peer="trl", ratio=10.0)
     assert regressed(replace(stored, ratio=ratio, low=ratio, high=high), stored) == is_worse
 
 
-def test_new_ratios_take_the_place_of_their_tests() -> None:
+def test_new_ratios_replace_those_of_the_same_test() -> None:
     old = [Ratio(test=test, peer=peer, ratio=1) for test, peer in (("a", "x"), ("a", "y"), ("b", "x"))]
     assert [(each.test, each.ratio) for each in merged(old, [Ratio(test="a", peer="x", ratio=2)])] == [
         ("a", 2), ("b", 1),
     ]  # fmt: skip
 
 
-def test_command_draws_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
+def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     (folder / "test_bench_startup.py").write_text('"""Start-up against imports.\n\nMore.\n"""\n')
@@ -94,7 +94,7 @@ def test_command_draws_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
     assert drawn.index("│") < drawn.index("●")
 
 
-def test_shipped_page_says_what_is_stored_and_its_benchmarks_exist() -> None:
+def test_performance_page_shows_the_stored_results() -> None:
     stored = loads(STORED.read_text())
     assert page(stored, STORED.parent) == (ROOT / "docs" / "performance.md").read_text(), (
         "docs/performance.md is stale: run `python -m tools.bench report RESULTS --accept`"
@@ -105,7 +105,7 @@ def test_shipped_page_says_what_is_stored_and_its_benchmarks_exist() -> None:
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
 
 
-def test_picture_has_every_ratio_on_its_place(tmp_path: Path) -> None:
+def test_plot_has_every_ratio_at_its_position(tmp_path: Path) -> None:
     slow = Ratio(test="benchmarks/test_bench_head.py::test_bench_head[a]", peer="naive", ratio=0.9)
     fast = Ratio(test=TEST, peer="trl", ratio=30.0, low=20.0, high=40.0)
     axes = figure([slow, fast]).axes

@@ -17,14 +17,14 @@ FOLDER = ROOT / "docs" / "components"
 STALE = "is not what the sources say; run `make docs`"
 
 
-def test_pages_are_those_of_the_sources() -> None:
+def test_component_pages_are_up_to_date() -> None:
     made = pages.pages()
     assert {path.name for path in FOLDER.iterdir()} == made.keys(), STALE
     for name, text in made.items():
         assert (FOLDER / name).read_text() == text, f"docs/components/{name} {STALE}"
 
 
-def test_links_of_the_pages_lead_somewhere() -> None:
+def test_links_of_the_component_pages_resolve() -> None:
     for name, text in pages.pages().items():
         for target, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
             page = FOLDER / (target or name)
@@ -50,7 +50,7 @@ def test_status_counts_values_refusals_and_laws() -> None:
     assert status_of("loss", "of_my_own").golden == "none"
 
 
-def test_survey_reads_who_is_enumerated(tmp_path: Path) -> None:
+def test_survey_finds_tests_over_registered_names(tmp_path: Path) -> None:
     laws = tmp_path / "tests" / "laws"
     laws.mkdir(parents=True)
     (laws / "all_tables.py").write_text("def tables():\n    return names('filter')\n")
@@ -76,7 +76,7 @@ def test_ranges_are_read_from_the_checks(kind: str, name: str, ranges: dict[str,
     assert found.items() >= {key: interval or "(0, inf)" for key, interval in ranges.items()}.items()
 
 
-def test_reads_and_needs_are_those_of_the_defaults() -> None:
+def test_in_keys_and_requirements_are_those_of_the_defaults() -> None:
     assert reads(component_class("loss", "reinforce")) == "advantage"
     assert reads(component_class("loss", "ppo_clip")) == "old_logprob, advantage (its keys may change that)"
     assert reads(component_class("advantage", "gdpo")) == "what its keys name"

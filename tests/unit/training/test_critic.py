@@ -29,9 +29,7 @@ def engine(folder: Path, tmp_path: Path) -> Engine:
     return Engine(EngineConfig(model=str(tiny.create(tmp_path / "policy")), critic=critic, training=training))
 
 
-def test_final_value_is_that_of_the_state_after_the_last_trainable_token(
-    engine: Engine, folder: Path
-) -> None:
+def test_final_value_is_that_of_the_state_after_the_last_response_token(engine: Engine, folder: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     batch = make_batch()
@@ -56,7 +54,7 @@ def test_final_value_is_that_of_the_state_after_the_last_trainable_token(
     torch.testing.assert_close(plain["value"], found["value"], atol=2e-6, rtol=1e-5)
 
 
-def test_update_moves_the_critic_alone_and_no_correction_weighs_it(engine: Engine) -> None:
+def test_critic_update_leaves_the_policy_and_ignores_corrections(engine: Engine) -> None:
     batch = make_batch()
     batch.update(critic_values(engine.critic, batch))
     batch["returns"] = batch["loss_mask"].float()

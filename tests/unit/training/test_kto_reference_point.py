@@ -37,14 +37,14 @@ def raw(batch: TensorDict, row: int) -> list[int]:
 ROWS = (([1, 2, 3], [11]), ([4], [12, 13, 14]), ([5, 6], [15, 16]))
 
 
-def test_each_prompt_gets_the_answer_of_the_row_before_it() -> None:
+def test_each_prompt_gets_the_response_of_the_previous_row() -> None:
     mixed = mismatched(batch_of(*ROWS), 100)
     assert [raw(mixed, i) for i in range(3)] == [[1, 2, 3, 15, 16], [4, 11], [5, 6, 12, 13, 14]]
     assert [int(mask.sum()) for mask in mixed["loss_mask"]] == [2, 1, 3]
     assert mixed["group_id"].tolist() == [0, 1, 2], "rows that share no prompt are no group"
 
 
-def test_gaps_inside_an_answer_stay_gaps() -> None:
+def test_masked_tokens_inside_a_response_stay_masked() -> None:
     batch = batch_of(*ROWS)
     batch["loss_mask"][1, 1] = False
     mixed = mismatched(batch, 100)
@@ -52,7 +52,7 @@ def test_gaps_inside_an_answer_stay_gaps() -> None:
     assert mixed["loss_mask"][2].tolist() == [False, True, False, True]
 
 
-def test_rows_that_became_too_long_lose_their_end() -> None:
+def test_mismatched_rows_are_truncated_at_the_end() -> None:
     mixed = mismatched(batch_of(*ROWS), 4)
     assert [raw(mixed, i) for i in range(3)] == [[1, 2, 3, 15], [4, 11], [5, 6, 12, 13]]
 
@@ -77,14 +77,16 @@ def session(log_ratios: list[float], keys: frozenset[str] = frozenset({"referenc
 @pytest.mark.parametrize(
     ("log_ratios", "point"), [([0.5, -0.1, 0.2], 0.2), ([0.5, -0.1, -1.3], 0.0), ([3.0, 0.0, 0.0], 1.0)]
 )
-def test_point_is_the_mean_over_all_rows_clamped_afterwards(log_ratios: list[float], point: float) -> None:
+def test_reference_point_is_the_mean_over_all_rows_clamped_at_zero(
+    log_ratios: list[float], point: float
+) -> None:
     batch = batch_of(*ROWS)
     scored = set_reference_point(session(log_ratios), batch)
     torch.testing.assert_close(scored["reference_point"], torch.full((3,), point))
     assert "reference_point" not in batch
 
 
-def test_point_is_written_only_where_something_reads_it() -> None:
+def test_reference_point_is_computed_only_if_a_loss_reads_it() -> None:
     batch = batch_of(*ROWS)
     assert set_reference_point(session([0.0] * 3, frozenset({"ref_logprob"})), batch) is batch
 

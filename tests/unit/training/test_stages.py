@@ -75,7 +75,7 @@ def length_reward(weight: float, label: str) -> Reward:
     )
 
 
-def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() -> None:
+def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_response_per_prompt() -> None:
     live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
     batch, failures = sample(live, rows(), step=0)
     assert failures == ({"reward/greedy_failures": 0.0}, {})
@@ -84,7 +84,7 @@ def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() 
     assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
 
 
-def test_failures_on_greedy_answers_are_counted() -> None:
+def test_failures_on_greedy_responses_are_counted() -> None:
     def breaks(batch: TensorDict) -> torch.Tensor:
         raise RuntimeError("broken")
 
@@ -94,7 +94,7 @@ def test_failures_on_greedy_answers_are_counted() -> None:
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
 
 
-def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
+def test_greedy_responses_are_sampled_only_if_a_component_reads_them() -> None:
     live = session([length_reward(1.0, "x")])
     batch, failures = sample(live, rows(), step=0)
     assert "baseline_reward" not in batch
@@ -102,7 +102,7 @@ def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
     assert live.sampler.asked == [(6, False)]
 
 
-def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
+def test_bypass_mode_uses_rollout_logprobs_as_old_logprobs() -> None:
     live = session(old_logprob="sampler")
     batch, _ = sample(live, rows(), step=0)
     batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
@@ -110,7 +110,7 @@ def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
     assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
 
 
-def test_batch_without_rewards_shows_and_counts_none() -> None:
+def test_batch_without_rewards_has_no_reward_metrics() -> None:
     scored, failures = score(session(), sample(session(), rows(), step=0)[0])
     assert failures == ({}, {})
     assert not {"reward", "rewards"} & set(scored.keys())
@@ -121,7 +121,7 @@ def test_batch_without_rewards_shows_and_counts_none() -> None:
     }  # fmt: skip
 
 
-def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
+def test_sample_records_hold_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
     scored, _ = score(
         live, sample(live, [RolloutRequest(prompt_ids=[5], prompt_index=0, sample_index=3)], step=0)[0]
@@ -132,7 +132,7 @@ def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
     assert shown["per_token"] == {"text": ["a"] * 4, "logprob": [-0.5] * 4, "advantage": [1.0, 2.0, 3.0, 6.0]}
 
 
-def test_first_rows_keep_what_each_trained_token_got() -> None:
+def test_sample_records_hold_the_values_of_each_response_token() -> None:
     scored, _ = score(session(), sample(session(), rows()[2:3] * 3, step=0)[0])
     mask = scored["loss_mask"]
     scored["old_logprob"] = torch.where(mask, torch.tensor([0.0, -0.5, -0.4, -torch.inf]), 7.0)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.algorithm.test_compute_advantages import algorithm
 from tests.unit.engine.one_weight import OneWeight, rows_of
-from tests.unit.training.test_faults_steps import session_of
+from tests.unit.training.test_optimizer_steps import session_of
 from titanrl.algorithm.metrics import means
 from titanrl.errors import ConfigError
 from titanrl.training.step import optimize
@@ -52,7 +52,7 @@ def step_rate(policy: Scripted) -> None:
     ("distances", "made"),
     [((0.0, 0.01, 0.02, 0.03), 4), ((0.0, 0.03, 0.0, 0.0), 2), ((0.021, 0.0, 0.0, 0.0), 1), ((0.02,) * 4, 4)],
 )
-def test_policy_is_spared_the_rest_of_a_batch_once_it_is_further_than_the_limit(distances, made):
+def test_target_kl_stops_the_remaining_updates_of_a_batch(distances, made):
     policy, critic, metrics = outcome(distances, limit=0.02)
     assert policy.updates == made
     assert metrics["update/early_stopped"] == 4 - made
@@ -61,12 +61,12 @@ def test_policy_is_spared_the_rest_of_a_batch_once_it_is_further_than_the_limit(
     assert policy.rates == 4
 
 
-def test_no_step_is_left_out_without_a_limit():
+def test_no_update_is_skipped_without_target_kl():
     policy, _, metrics = outcome((9.0,) * 4, limit=None)
     assert policy.updates == 4
     assert "update/early_stopped" not in metrics
 
 
-def test_loss_that_does_not_say_how_far_is_refused():
+def test_target_kl_refuses_a_loss_without_approx_kl():
     with pytest.raises(ConfigError, match="target_kl needs a loss that reports approx_kl"):
         outcome((None,) * 4, limit=0.02)

@@ -1,4 +1,4 @@
-"""A fault that users of other frameworks met: log-probs that depend on what lies around a row."""
+"""Log-probs of a row do not depend on padding, on neighbouring rows or on shared prompts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PROMPT, ANSWER, LONG = [5, 6, 7], [8, 9], [11, 12, 13, 14, 15, 16, 17, 18]
 
 
 def rows_of(*rows: tuple[list[int], list[int], int]) -> TensorDict:
-    """Returns the batch of (prompt, answer, group)."""
+    """Return the batch of (prompt, response, group)."""
     prompts = [RolloutRequest(prompt, group, index) for index, (prompt, _, group) in enumerate(rows)]
     answers = [Completion(answer, [0.0] * len(answer), 0) for _, answer, _ in rows]
     return collate_rollouts(prompts, answers, decode=str, version=0)
 
 
 def padded(batch: TensorDict) -> TensorDict:
-    """Returns the batch with five more columns, and other tokens than 0 wherever nothing is promised."""
+    """Return the batch with five more columns and tokens other than 0 at all unspecified positions."""
     wide = trim(batch, batch["labels"].shape[1] + 5)
     last = wide["loss_mask"].long().cumsum(1).argmax(1, keepdim=True)
     after = torch.arange(wide["labels"].shape[1]) > last
@@ -37,13 +37,13 @@ LAYOUTS = {
     "padding after the end": padded(rows_of(ALONE)),
     "beside a longer row": padded(rows_of(ALONE, (LONG[:4], LONG[4:], 1))),
     "after a longer row": rows_of((LONG[:4], LONG[4:], 1), ALONE),
-    "beside an answer to the same prompt": padded(rows_of(ALONE, (PROMPT, LONG, 0))),
+    "beside a response to the same prompt": padded(rows_of(ALONE, (PROMPT, LONG, 0))),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("max_tokens", [1, 120])
-def test_k1_21_logprobs_of_a_row_are_its_own(
+def test_logprobs_do_not_depend_on_padding_or_neighbouring_rows(
     make_engine: Callable[..., Engine], model_folder: Path, layout: str, max_tokens: int
 ) -> None:
     from transformers import AutoModelForCausalLM

@@ -1,6 +1,6 @@
-"""Faults of parallel engines that one process shows, each as the numbers that are right.
+"""Numerics of the engine that one process shows: clipping, positions, rotary angles.
 
-What needs several processes is in tests/distributed.
+Cases that need several processes are in tests/distributed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from titanrl.engine.pipeline import line_length
 Make = Callable[..., Engine]
 
 
-def test_k15_03_clipping_scales_the_gradient_that_it_measures() -> None:
+def test_clip_grad_norm_scales_the_gradient_that_it_measures() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
     assert float(update.clip_grad_norm_([parameter], 1.0)) == pytest.approx(5.0)
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]), atol=1e-5, rtol=1e-5)
 
 
-def test_k15_09_packed_rows_count_their_positions_anew() -> None:
+def test_positions_restart_at_every_packed_row() -> None:
     ids = torch.tensor([[4, 5, 6, 0], [7, 8, 0, 0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
     rows = TensorDict(
@@ -37,7 +37,7 @@ def test_k15_09_packed_rows_count_their_positions_anew() -> None:
     assert found.positions.tolist() == [[0, 1, 2, 0, 1]]
 
 
-def test_k15_12_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engine: Make) -> None:
+def test_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engine: Make) -> None:
     """At position 8191 the angle of a frequency kept in bfloat16 is off by radians."""
     from titanrl.models import tiny
 
@@ -56,7 +56,7 @@ def test_k15_12_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, ma
 @pytest.mark.parametrize(
     ("longest", "divisor", "wanted"), [(1, 1, 64), (64, 2, 64), (65, 2, 128), (1, 3, 192)]
 )
-def test_pipeline_lines_are_divisible_by_tensor_parallel_ranks(
+def test_pipeline_sequence_length_is_divisible_by_tensor_parallel_ranks(
     longest: int, divisor: int, wanted: int
 ) -> None:
     assert line_length(longest, divisor) == wanted

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met with critics and reward models on disk; by number."""
+"""Critics and reward models on disk: new heads, resumed critics, unsupported weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGRESSION = Objective(loss=titanrl.build("loss", {"name": "value"}))
 ROOT = Path(__file__).parents[3]
 
 
-def test_k7_04_a_new_head_is_as_wide_as_the_hidden_state_and_always_the_same(
+def test_new_value_head_has_the_hidden_size_and_is_zero_for_every_seed(
     tmp_path: Path, make_engine: Make
 ) -> None:
     folder = tiny.create(tmp_path / "model", hidden=8, heads=2)
@@ -49,7 +49,7 @@ def start(make_engine: Make, folder: Path) -> Engine:
 
 
 def step(engine: Engine, seed: int) -> torch.Tensor:
-    """Returns the critic's values after one more of its updates."""
+    """Return the critic's values after one more of its updates."""
     assert engine.critic is not None
     batch = make_batch(seed)
     batch["returns"] = batch["advantage"]
@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.unit.engine.conftest import LENGTH
-from tests.unit.engine.test_faults_value_models import start, step
+from tests.unit.engine.test_value_model_files import start, step
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
 
@@ -82,9 +82,10 @@ torch.save([step(engine, 2), step(engine, 3)], folder / "resumed.pt")
 """
 
 
-def test_k7_05_a_resumed_critic_goes_on_bit_for_bit_in_a_new_process(
+def test_resumed_critic_continues_bitwise_in_a_new_process(
     tmp_path: Path, make_engine: Make, model_folder: Path
 ) -> None:
+    """Reported as NeMo-RL #3171: the critic's optimizer state was lost on resume."""
     tiny.create(tmp_path / "critic", head="value", scale=0.2, seed=1)
     engine = start(make_engine, tmp_path)
     before = [step(engine, seed) for seed in (0, 1)]
@@ -102,7 +103,7 @@ def test_k7_05_a_resumed_critic_goes_on_bit_for_bit_in_a_new_process(
 
 
 @pytest.mark.parametrize("name", ["mean", "score.bias", "v_head.weight"])
-def test_k7_07_statistics_that_would_be_left_out_are_refused(
+def test_value_model_refuses_weights_that_it_would_ignore(
     tmp_path: Path, make_engine: Make, name: str
 ) -> None:
     folder = tiny.create(tmp_path / "reward", head="value")

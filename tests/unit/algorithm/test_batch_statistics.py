@@ -1,13 +1,13 @@
-"""Faults that users of other frameworks reported, on what a whole row or batch has in common; by number."""
+"""Statistics of a whole row or batch: sequence means, square batches, reward metrics, running baselines."""
 
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import titanrl
 from tests.laws.estimate_batches import label, tables
@@ -17,6 +17,7 @@ from titanrl import PolicyOutputs
 from titanrl.algorithm.compute_advantages import compute_advantages
 from titanrl.algorithm.objective import Objective
 from titanrl.config import load
+from titanrl.config.tables import Reward
 from titanrl.data.prompts import PromptLoader
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import masked_mean
@@ -27,11 +28,11 @@ from titanrl.training.state import LoopState
 
 __all__ = ["registry_as_before", "write"]
 
-# ----------------------------------------------------------- 1: means along a row
+# --------------------------------------------------------------- means along a row
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo", "ppo_clip", "reinforce"])
-def test_k1_14_a_rows_advantage_is_that_of_its_tokens(name: str) -> None:
+def test_sequence_advantage_is_the_mean_over_response_tokens(name: str) -> None:
     mask = torch.tensor([[True, True, False, False]])
     batch = {
         "loss_mask": mask,
@@ -45,14 +46,14 @@ def test_k1_14_a_rows_advantage_is_that_of_its_tokens(name: str) -> None:
     assert total.item() == pytest.approx(1.0 if name == "reinforce" else -1.0)
 
 
-def test_k1_15_a_rows_mean_is_its_own_in_a_square_batch() -> None:
+def test_sequence_mean_broadcasts_per_row_in_a_square_batch() -> None:
     x, mask = torch.tensor([[1.0, 2.0], [3.0, 7.0]]), torch.ones(2, 2, dtype=torch.bool)
     for mean in (sequence_mean(x, mask), masked_mean(x, mask, -1, keepdim=True)):
         assert (x - mean).tolist() == [[-0.5, 0.5], [-2.0, 2.0]]
 
 
 @pytest.mark.parametrize("table", tables("advantage"), ids=label)
-def test_k1_15_a_square_batch_has_the_advantages_of_a_wide_one(table: dict[str, object]) -> None:
+def test_advantages_of_a_square_batch_equal_those_of_a_padded_one(table: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(0)
     keys = {
         key: torch.rand(4, 4, generator=generator) - 1
@@ -80,7 +81,7 @@ RELATIVE = [
 
 
 @pytest.mark.parametrize("name", sorted({str(table["name"]) for table in RELATIVE}))
-def test_k1_15_one_answer_a_prompt_is_refused_where_answers_are_compared(write: Write, name: str) -> None:
+def test_group_relative_advantage_refuses_one_sample_per_prompt(write: Write, name: str) -> None:
     table = next(table for table in RELATIVE if table["name"] == name)
     settings = ", ".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value!r}" for key, value in table.items()
@@ -89,19 +90,26 @@ def test_k1_15_one_answer_a_prompt_is_refused_where_answers_are_compared(write: 
         load(write(), [f"algorithm.advantage={{{settings}}}", "loop.samples_per_prompt=1"])
 
 
-# ------------------------------------------------------------------ 6 and 7: what is reported
+# ------------------------------------------------------------------------ metrics
 
 
-def test_k6_13_the_reported_reward_is_the_weighted_one() -> None:
+@dataclass(frozen=True)
+class Constant:
+    """A reward that is the same for every row."""
+
+    value: float
+
+    def __call__(self, batch: TensorDict) -> torch.Tensor:
+        return torch.full(batch.batch_size, self.value)
+
+
+def test_reward_mean_metric_applies_the_reward_weights() -> None:
     batch = batch_of(loss_mask=[[True]], group_id=[0], finish_reason=[0])
-    terms: list[Any] = [
-        SimpleNamespace(
-            component=lambda _, value=value: torch.tensor([value]), weight=weight, label=label, failure=0.0,
-            timeout_seconds=None,
-        )
-        for label, value, weight in (("right", 1.0, 2.0), ("short", 0.4, 0.5))
-    ]  # fmt: skip
-    scores, _ = score_rewards(batch, terms)
+    rewards = [
+        Reward(component=Constant(1.0), weight=2.0, label="right"),
+        Reward(component=Constant(0.4), weight=0.5, label="short"),
+    ]
+    scores, _ = score_rewards(batch, rewards)
     metrics = batch_metrics(batch.update(scores))
     assert metrics["reward/mean"] == pytest.approx(2.2)
     assert (metrics["reward/right"], metrics["reward/short"]) == (1.0, pytest.approx(0.4))
@@ -111,7 +119,7 @@ def test_k6_13_the_reported_reward_is_the_weighted_one() -> None:
     ("returns", "value", "explained"),
     [([1, 2, 3, 4], [1, 2, 3, 3], 0.85), ([2, 2, 2], [1, 2, 3], None), ([2, 2, 2], [2, 2, 2], None)],
 )
-def test_k7_09_explained_variance_of_constant_returns_is_absent(
+def test_explained_variance_is_absent_for_constant_returns(
     returns: list[int], value: list[int], explained: float | None
 ) -> None:
     """One row whose rewards-to-go are the returns."""
@@ -128,10 +136,10 @@ def test_k7_09_explained_variance_of_constant_returns_is_absent(
     )
 
 
-# --------------------------------------------------------------------- 7: running statistics
+# -------------------------------------------------------------- running statistics
 
 
-def test_k7_08_a_running_mean_is_of_the_global_batch_and_in_the_checkpoint() -> None:
+def test_ema_baseline_covers_the_global_batch_and_is_checkpointed() -> None:
     """Ranks sample rewards [1, 2] and [3, 6]; each computes on all four, whose count is 4 and mean 3."""
     prompts = PromptLoader([None], lambda _: [1], seed=0, max_prompt_tokens=1)  # type: ignore[arg-type, list-item]
     ranks = [algorithm(advantage={"name": "ema_baseline", "decay": 0.5}) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks reported, on the KL term, rewards to gradient; by number."""
+"""The KL term from rewards to gradient: its metric, its placement, its precision, its expected gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KL_GRADIENT = [-0.029896, -0.222218, 0.252114]
 
 @pytest.mark.parametrize("reward", [1.0, -3.0, 0.0])
 @pytest.mark.parametrize("placement", ["reward", "advantage"])
-def test_k2_09_the_reported_kl_does_not_move_with_the_reward(placement: str, reward: float) -> None:
+def test_kl_metric_does_not_depend_on_the_reward(placement: str, reward: float) -> None:
     batch = batch_of(
         loss_mask=[[True, True]], group_id=[0], reward=[reward],
         old_logprob=[[-1.0, -1.0]], ref_logprob=[[-1.2, -1.4]],
@@ -41,7 +41,7 @@ def test_k2_09_the_reported_kl_does_not_move_with_the_reward(placement: str, rew
     assert torch.equal(got["old_logprob"] - got["ref_logprob"], batch["old_logprob"] - batch["ref_logprob"])
 
 
-def test_k2_09_the_kl_reported_with_a_loss_does_not_move_with_it() -> None:
+def test_kl_metric_in_the_loss_does_not_depend_on_the_advantage() -> None:
     batch = {
         "loss_mask": torch.ones(1, 2, dtype=torch.bool),
         "loss_weight": torch.full((1, 2), 0.5),
@@ -58,7 +58,7 @@ def test_k2_09_the_kl_reported_with_a_loss_does_not_move_with_it() -> None:
         assert (sums["kl/value"][0] / sums["kl/value"][1]).item() == pytest.approx(0.3)
 
 
-def test_k2_13_the_kl_of_each_token_is_taken_off_once() -> None:
+def test_token_kl_is_subtracted_once_from_the_reward() -> None:
     """RLOO's score is the sum of token rewards, .94 and 0; two rows leave .94 and -.94."""
     batch = batch_of(
         loss_mask=[[True] * 3] * 2, group_id=[0, 0], reward=[1.0, 0.0],
@@ -73,7 +73,7 @@ def test_k2_13_the_kl_of_each_token_is_taken_off_once() -> None:
     assert got["advantage"][:, 0].tolist() == pytest.approx([0.94, -0.94], abs=1e-6)
 
 
-def test_k2_14_logprobs_keep_the_digits_of_their_logits() -> None:
+def test_logprobs_and_kl_keep_float32_precision() -> None:
     logits = torch.tensor([[3.0], [-7.3], [1.2], [0.4]])
     found = token_statistics(torch.ones(1, 1), logits, torch.tensor([[1]]))
     assert found.logprob.item() == pytest.approx(-10.514794, abs=2e-6)
@@ -91,9 +91,7 @@ def test_k2_14_logprobs_keep_the_digits_of_their_logits() -> None:
         ({"placement": "loss", "name": "k3"}, True),
     ],
 )
-def test_k2_17_the_kl_pulls_the_whole_policy_to_the_reference(
-    kl: dict[str, str], importance_weight: bool
-) -> None:
+def test_expected_kl_gradient_equals_the_exact_gradient(kl: dict[str, str], importance_weight: bool) -> None:
     """Every action once, weighed by its probability, without a reward: what is left is the KL."""
     logits = LOGITS.clone().requires_grad_()
     logprob = logits.log_softmax(0)
@@ -115,7 +113,7 @@ def test_k2_17_the_kl_pulls_the_whole_policy_to_the_reference(
     assert gradient.tolist() == pytest.approx(KL_GRADIENT, abs=1e-6)
 
 
-def test_k2_17_the_kl_in_hand_is_the_one_meant() -> None:
+def test_exact_kl_gradient_equals_the_hand_computed_one() -> None:
     """The same gradient, from the exact KL by autograd."""
     logits = LOGITS.clone().requires_grad_()
     logprob = logits.log_softmax(0)

@@ -1,5 +1,4 @@
-"""Faults that users of other frameworks reported, on losses, KL and the objective: those that no law and no
-golden case already shows. The number is the fault's."""
+"""Losses, the KL term and the objective: cases beyond the property tests and the golden cases."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def objective(loss: str = "sft", kl: dict[str, Any] | None = None, **options: bo
 
 
 def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Right-padded rows with the given numbers of trainable tokens."""
+    """Right-padded rows with the given numbers of response tokens."""
     return torch.arange(width or max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
@@ -40,10 +39,11 @@ def kl_batch(log_ratio: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Ten
     return PolicyOutputs(logprob=logprob), batch
 
 
-# ------------------------------------------------------------------------------------- 2: KL
+# ---------------------------------------------------------------------------- KL term
 
 
-def test_k2_01_and_k2_16_the_kl_term_is_added_once() -> None:
+def test_kl_term_is_added_once_with_a_positive_sign() -> None:
+    """Reported as verl #211 (KL applied twice) and ToolRL #52 (wrong sign)."""
     policy = PolicyOutputs(logprob=torch.tensor([[math.log(0.5)]]))
     batch = kl_batch([0.0])[1] | {"ref_logprob": torch.tensor([[math.log(0.25)]])}
     with_term, _ = objective("reinforce", {"name": "k1"})(policy, batch, torch.tensor([0.1, 0.0]))
@@ -52,13 +52,13 @@ def test_k2_01_and_k2_16_the_kl_term_is_added_once() -> None:
     assert without.item() == 0
 
 
-def test_k2_06_the_coefficient_moves_the_gradient() -> None:
+def test_kl_coefficient_scales_the_gradient() -> None:
     policy, batch = kl_batch([0.5])
     total, _ = objective("reinforce", {"name": "k3"})(policy, batch, torch.tensor([1.0, 0.0]))
     assert torch.autograd.grad(total, policy.logprob)[0].item() == pytest.approx(0.393469, abs=1e-6)
 
 
-def test_k2_07_masked_places_are_replaced_before_exp() -> None:
+def test_masked_tokens_are_replaced_before_exp() -> None:
     logprob = torch.tensor([[0.0, -1.0]], requires_grad=True)
     batch = {
         "loss_mask": torch.tensor([[True, False]]),
@@ -70,7 +70,7 @@ def test_k2_07_masked_places_are_replaced_before_exp() -> None:
     assert gradient.tolist() == [[pytest.approx(1.105171, abs=1e-6), 0.0]]
 
 
-def test_k2_10_the_metric_is_of_the_unclamped_ratio_and_the_gradient_is_cut_whole() -> None:
+def test_kl_metric_is_unclamped_and_the_clamped_gradient_is_zero() -> None:
     policy, batch = kl_batch([25.0])
     batch["old_logprob"] = batch["ref_logprob"]
     kl = {"name": "k3", "output_clamp": math.inf}
@@ -83,12 +83,13 @@ def test_k2_10_the_metric_is_of_the_unclamped_ratio_and_the_gradient_is_cut_whol
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_k2_11_jsd_at_its_ends_is_refused(beta: float) -> None:
+def test_topk_distill_refuses_jsd_with_beta_0_or_1(beta: float) -> None:
+    """Reported as TRL #3043: the generalized JSD is 0 at both ends."""
     with pytest.raises(titanrl.ConfigError, match="beta"):
         titanrl.build("loss", {"name": "topk_distill", "direction": "jsd", "beta": beta})
 
 
-def test_k2_12_distillation_does_not_depend_on_padding() -> None:
+def test_topk_distill_does_not_depend_on_padding() -> None:
     teacher = torch.tensor([0.6, 0.4]).log().expand(1, 3, 2)
     student = torch.tensor([[[0.5, 0.5], [0.3, 0.7], [0.01, 0.99]]]).log()
     mask = torch.tensor([[True, True, False]])
@@ -100,7 +101,7 @@ def test_k2_12_distillation_does_not_depend_on_padding() -> None:
     assert total.item() == pytest.approx((first + second) / 2, abs=1e-5)
 
 
-def test_k2_15_the_importance_weight_of_the_kl_is_per_token() -> None:
+def test_kl_importance_weight_is_per_token() -> None:
     policy, batch = kl_batch([0.1, 0.2, 0.3])
     batch["old_logprob"] = policy.logprob.detach() - torch.tensor([[0.3, 0.1, 0.0]])
     total, _ = objective("reinforce", {"name": "k1"}, importance_weight=True)(
@@ -109,7 +110,7 @@ def test_k2_15_the_importance_weight_of_the_kl_is_per_token() -> None:
     assert total.item() == pytest.approx(1.349859 * 0.1 + 1.105171 * 0.2 + 1.0 * 0.3, abs=1e-6)
 
 
-# ------------------------------------------------------------- 3: aggregation over parts
+# --------------------------------------------------- aggregation over micro-batches
 
 
 def supervised(*rows: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Tensor]]:
@@ -122,7 +123,8 @@ def supervised(*rows: list[float]) -> tuple[PolicyOutputs, dict[str, torch.Tenso
     return PolicyOutputs(logprob=logprob, entropy=-logprob), batch
 
 
-def test_k3_01_k3_22_and_k14_07_micro_batches_add_to_the_step() -> None:
+def test_loss_and_metrics_of_micro_batches_add_to_the_step() -> None:
+    """Reported as TRL #3021: the mean of micro-batch means is not the mean over tokens."""
     policy, batch = supervised([3.0], [1.0, 1.0, 1.0])
     batch["loss_weight"] = titanrl.build("aggregation", {"name": "token_mean"})(
         batch["loss_mask"], batch["group_id"]
@@ -140,7 +142,7 @@ def test_k3_01_k3_22_and_k14_07_micro_batches_add_to_the_step() -> None:
     assert parts["loss/entropy"][1] == 4
 
 
-def test_k3_13_each_token_gradient_has_its_own_weight() -> None:
+def test_token_gradient_is_scaled_by_its_own_weight() -> None:
     logits = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]], requires_grad=True)
     batch = {"loss_mask": torch.ones(1, 2, dtype=torch.bool), "loss_weight": torch.tensor([[1.0, 0.25]])}
     total, _ = objective()(PolicyOutputs(logprob=logits.log_softmax(-1)[..., 0]), batch, NO_TERMS)
@@ -148,7 +150,7 @@ def test_k3_13_each_token_gradient_has_its_own_weight() -> None:
     assert gradient.flatten().tolist() == pytest.approx([-0.268941, 0.268941, -0.220199, 0.220199], abs=1e-6)
 
 
-def test_k3_18_padding_does_not_lower_the_loss() -> None:
+def test_token_mean_loss_does_not_depend_on_padding() -> None:
     policy, batch = supervised([2.0, 2.0])
     for width in (2, 4):
         mask = mask_of(2, width=width)
@@ -161,7 +163,7 @@ def test_k3_18_padding_does_not_lower_the_loss() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 1)])
-def test_k3_21_the_normaliser_is_not_the_loss_authors(shape: tuple[int, int]) -> None:
+def test_objective_normalizes_any_token_loss(shape: tuple[int, int]) -> None:
     def ones(policy: PolicyOutputs, batch: Any) -> titanrl.TokenLoss:
         return titanrl.TokenLoss(torch.ones(shape), {})
 
@@ -172,10 +174,10 @@ def test_k3_21_the_normaliser_is_not_the_loss_authors(shape: tuple[int, int]) ->
         assert total.item() == pytest.approx(1.0)
 
 
-# ----------------------------------------------------------------- 14 and 17: metrics, entropy
+# ---------------------------------------------------- entropy and policy gradients
 
 
-def test_k14_03_entropy_is_over_trainable_tokens() -> None:
+def test_entropy_metric_covers_response_tokens_only() -> None:
     batch = {"loss_mask": mask_of(2, width=4), "loss_weight": mask_of(2, width=4).float()}
     policy = PolicyOutputs(logprob=torch.zeros(1, 4), entropy=torch.tensor([[1.0, 2.0, -1.0, math.nan]]))
     _, sums = objective()(policy, batch, NO_TERMS)
@@ -183,7 +185,7 @@ def test_k14_03_entropy_is_over_trainable_tokens() -> None:
     assert (total / count).item() == 1.5
 
 
-def test_k17_03_a_positive_coefficient_raises_entropy() -> None:
+def test_positive_entropy_coefficient_raises_entropy() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
 
     def entropy(z: torch.Tensor) -> torch.Tensor:
@@ -216,7 +218,7 @@ def test_k17_03_a_positive_coefficient_raises_entropy() -> None:
         (0.5, 2.0, {"name": "reinforce"}, -2.0),
     ],
 )
-def test_k17_gradient_of_one_token_by_hand(
+def test_policy_gradient_of_one_token_equals_the_closed_form(
     log_ratio: float, advantage: float, table: dict[str, Any], slope: float
 ) -> None:
     logprob = torch.tensor([[-1.0, -7.0]], requires_grad=True)

@@ -1,4 +1,4 @@
-"""A fault that users of other frameworks met: pipeline stages that rescale what was accumulated before."""
+"""A pipeline schedule adds to the accumulated gradient and does not rescale it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class Product(torch.nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
-def test_k3_08_a_pipeline_adds_to_the_gradient_that_is_there(schedule: str) -> None:
-    """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5."""
+def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str) -> None:
+    """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5.
+
+    Reported as TorchTitan #1733.
+    """
     device = init_distributed()
     module = Product()
     model = SimpleNamespace(

@@ -1,6 +1,6 @@
-"""Faults that users of other frameworks reported, in advantages, group statistics, weights and metrics.
+"""Masking, loss weights, group statistics and metrics, in cases that need more than one component or none.
 
-Those with a golden case are in tests/golden; these are the ones that need more than one component, or none.
+Cases of a single component are in tests/golden.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def aggregate(name: str, mask: torch.Tensor, loss: torch.Tensor, **fields: Any) 
     return float((weight * loss).sum())
 
 
-# ------------------------------------------------------------------ 1: masks, padding, truncation
+# ----------------------------------------------------- masks, padding, truncation
 
 
 @pytest.mark.parametrize("layout", ["one row", "two rows", "an empty row"])
-def test_k1_06_whitening_is_over_all_tokens_wherever_they_lie(layout: str) -> None:
+def test_whitening_statistics_do_not_depend_on_the_layout(layout: str) -> None:
     values, mask = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(1, 4, dtype=torch.bool)
     if layout == "two rows":
         values, mask = values.view(2, 2), mask.view(2, 2)
@@ -45,14 +45,14 @@ def test_k1_06_whitening_is_over_all_tokens_wherever_they_lie(layout: str) -> No
 
 
 @pytest.mark.parametrize("name", titanrl.names("aggregation"))
-def test_k1_23_steps_outside_the_mask_are_in_no_mean(name: str) -> None:
+def test_aggregation_excludes_masked_tokens(name: str) -> None:
     table = {"length": 2} if name == "constant_length" else {}
     mask = torch.tensor([[True, True, False]])
     expected = 2.0 if name in ("token_sum", "sequence_sum") else 1.0
     assert aggregate(name, mask, torch.tensor([[1.0, 1.0, 9.0]]), **table) == pytest.approx(expected)
 
 
-def test_k1_16_truncation_is_a_property_of_the_row_not_of_its_turns() -> None:
+def test_finish_reason_correction_drops_rollouts_and_not_turns() -> None:
     """Row 0 has two turns and ended by itself, row 1 has one and was cut."""
     batch = batch_of(
         loss_mask=[[True, True, False, True], [True, True, True, False]],
@@ -63,7 +63,8 @@ def test_k1_16_truncation_is_a_property_of_the_row_not_of_its_turns() -> None:
     assert keep.any(-1).tolist() == [True, False]
 
 
-def test_k1_24_leaving_cut_answers_out_of_the_loss_changes_no_length_and_no_statistic() -> None:
+def test_masking_truncated_responses_keeps_lengths_and_group_statistics() -> None:
+    """Reported as TRL #3476: lengths were read from the mask of the loss."""
     mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     batch = batch_of(
         loss_mask=mask,
@@ -79,30 +80,30 @@ def test_k1_24_leaving_cut_answers_out_of_the_loss_changes_no_length_and_no_stat
     assert got["correction_weight"][0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
-# ------------------------------------------------------------------ 3: weights
+# -------------------------------------------------------------------- loss weights
 
 
-def test_k3_06_the_count_is_at_least_one_not_at_most() -> None:
+def test_token_mean_clamps_the_token_count_from_below() -> None:
     hundred = torch.ones(10, 10, dtype=torch.bool)
     assert aggregate("token_mean", hundred, torch.full((10, 10), 0.5)) == pytest.approx(0.5)
     assert aggregate("token_mean", ~hundred, torch.full((10, 10), 0.5)) == 0.0
 
 
-def test_k3_10_parts_of_a_row_on_other_ranks_share_one_denominator() -> None:
+def test_token_mean_of_a_split_row_has_one_denominator() -> None:
     mask, loss = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[1.0, 1.0, 1.0, 5.0]])
     weight = titanrl.build("aggregation", {"name": "token_mean"})(mask, torch.zeros(1, dtype=torch.int64))
     halves = [float((w * x).sum()) for w, x in zip(weight.split(2, 1), loss.split(2, 1), strict=True)]
     assert sum(halves) == pytest.approx(2.0)
 
 
-def test_k3_20_padding_pairs_do_not_shrink_the_loss() -> None:
+def test_sequence_mean_excludes_empty_pairs() -> None:
     """Two preference pairs, one of them padding: -log sigmoid(0) of the live pair is the whole loss."""
     mask = torch.tensor([[True, True], [True, False], [False, False], [False, False]])
     pair_loss = torch.full((4, 2), math.log(2))
     assert aggregate("sequence_mean", mask, pair_loss) == pytest.approx(math.log(2))
 
 
-def test_k3_22_and_k14_07_sums_of_parts_are_the_metric_of_the_whole() -> None:
+def test_metrics_of_micro_batches_add_to_those_of_the_batch() -> None:
     mask, loss = (
         torch.tensor([[True, False, False], [True, True, True]]),
         torch.tensor([[3.0] * 3, [1.0] * 3]),
@@ -121,10 +122,10 @@ def test_k3_22_and_k14_07_sums_of_parts_are_the_metric_of_the_whole() -> None:
     assert total["token"][1] == 4
 
 
-# ------------------------------------------------------------------ 6: groups
+# -------------------------------------------------------------------------- groups
 
 
-def test_k6_07_every_group_is_normalised() -> None:
+def test_grpo_centers_every_group() -> None:
     reward = torch.tensor([1.0, 0.0, 3.0, 1.0, 5.0, 2.0, 7.0, 3.0])
     batch = batch_of(loss_mask=[[True]] * 8, group_id=[0, 0, 1, 1, 2, 2, 3, 3], reward=reward)
     got = titanrl.build("advantage", {"name": "grpo", "std": "none"})(batch).advantage
@@ -134,7 +135,8 @@ def test_k6_07_every_group_is_normalised() -> None:
 @pytest.mark.parametrize("n", [3, 7, 8, 16])
 @pytest.mark.parametrize("value", [0.1, 0.35, 0.7, 1 / 3])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-6])
-def test_k6_01_equal_rewards_are_zero_for_every_eps_and_size(n: int, value: float, eps: float) -> None:
+def test_grpo_is_exactly_zero_for_equal_rewards(n: int, value: float, eps: float) -> None:
+    """Float32 residue of a mean or standard deviation is not amplified (NeMo-RL #4161)."""
     batch = batch_of(loss_mask=[[True]] * n, group_id=[0] * n, reward=[value] * n)
     for std in ("group", "batch", "leave_one_out", "none"):
         for baseline in ("mean", "leave_one_out"):
@@ -142,7 +144,7 @@ def test_k6_01_equal_rewards_are_zero_for_every_eps_and_size(n: int, value: floa
             assert not titanrl.build("advantage", table)(batch).advantage.any()
 
 
-def test_k6_01_a_real_small_spread_is_kept() -> None:
+def test_grpo_keeps_a_standard_deviation_near_float_precision() -> None:
     reward = [0.35, 0.35, 0.35, 0.35 + 3e-8]
     assert len(set(torch.tensor(reward).tolist())) == 2
     batch = batch_of(loss_mask=[[True]] * 4, group_id=[0] * 4, reward=reward)
@@ -150,7 +152,7 @@ def test_k6_01_a_real_small_spread_is_kept() -> None:
     torch.testing.assert_close(got, torch.tensor([-0.5, -0.5, -0.5, 1.5]))
 
 
-def test_k6_16_groups_that_ranks_sampled_in_halves_equal_those_of_one_process() -> None:
+def test_group_advantages_do_not_depend_on_how_ranks_split_a_group() -> None:
     """Gathering rank by rank interleaves the groups: ranks hold rows 0-1 and 2-3 of each group of four."""
     one = batch_of(
         loss_mask=[[True, True]] * 8, group_id=[0] * 4 + [1] * 4,
@@ -163,8 +165,8 @@ def test_k6_16_groups_that_ranks_sampled_in_halves_equal_those_of_one_process() 
         torch.testing.assert_close(estimator(one[gathered]).advantage, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_k6_14_a_group_without_spread_still_feels_the_kl_and_counts() -> None:
-    """By design: its advantage is 0, its KL gradient is not, and its tokens stay in the denominator."""
+def test_zero_std_group_keeps_its_kl_gradient_and_its_tokens() -> None:
+    """By design: its advantage is 0, but its KL gradient and its tokens count (TRL #7068)."""
     chosen = algorithm(advantage={"name": "grpo"}, kl={"placement": "loss", "coefficient": 0.1})
     batch = batch_of(
         loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],
@@ -183,15 +185,15 @@ def test_k6_14_a_group_without_spread_still_feels_the_kl_and_counts() -> None:
     torch.testing.assert_close(logprob.grad[:2], torch.full((2, 1), 0.25 * 0.1))
 
 
-# ------------------------------------------------------------------ 14: metrics
+# ------------------------------------------------------------------------- metrics
 
 
-def test_k14_01_token_metrics_of_ranks_are_added_as_sums_and_counts() -> None:
+def test_token_metrics_are_reduced_as_sums_and_counts() -> None:
     ranks = [{"loss/entropy": (2 * 1.0, 2.0)}, {"loss/entropy": (8 * 0.25, 8.0)}]
     assert means(add(*ranks))["loss/entropy"] == pytest.approx(0.4)
 
 
-def test_k14_05_entropy_quantile_ignores_padding_and_takes_any_number_of_tokens() -> None:
+def test_entropy_quantile_ignores_padding_and_takes_more_than_2_24_tokens() -> None:
     entropy = torch.arange(10.0)
     mask = torch.arange(10) < 5
     assert float(quantile(entropy[mask], 1 - 0.2)) == pytest.approx(3.2)
@@ -202,7 +204,7 @@ def test_k14_05_entropy_quantile_ignores_padding_and_takes_any_number_of_tokens(
     assert float(quantile(many, 0.8)) == 0.0
 
 
-def test_k14_08_empty_selections_are_absent_and_never_crash() -> None:
+def test_metrics_of_empty_selections_are_absent() -> None:
     batch = batch_of(
         loss_mask=torch.zeros(2, 3, dtype=torch.bool), group_id=[0, 0], reward=[math.nan, math.nan],
         old_logprob=torch.zeros(2, 3), sampler_logprob=torch.zeros(2, 3),
@@ -215,7 +217,7 @@ def test_k14_08_empty_selections_are_absent_and_never_crash() -> None:
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_k14_09_reward_deviation_is_that_inside_groups() -> None:
+def test_reward_group_std_is_computed_within_groups() -> None:
     batch = batch_of(
         loss_mask=[[True]] * 8, group_id=[0] * 4 + [1] * 4, reward=[1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     )

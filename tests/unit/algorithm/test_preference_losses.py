@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met, on reward models and preferences; the number names the fault."""
+"""Losses of reward models and preference optimization: Bradley-Terry, DPO and its variants."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ LN2 = math.log(2)
 
 
 def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Right-padded rows with the given numbers of trainable tokens."""
+    """Right-padded rows with the given numbers of response tokens."""
     return torch.arange(width or max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
-# ------------------------------------------------------ 7: critic and reward model
+# ------------------------------------------------------------------ reward models
 
 
 @pytest.mark.parametrize(
-    ("mask", "place"),
+    ("mask", "position"),
     [([1, 1, 1, 1, 1, 0], 4), ([0, 0, 1, 1, 1], 4), ([1, 1, 1], 2), ([1, 1, 0, 0, 1, 0], 4)],
 )
-def test_k7_03_the_score_is_read_at_the_last_trainable_token(mask: list[int], place: int) -> None:
+def test_score_is_read_at_the_last_response_token(mask: list[int], position: int) -> None:
+    """Reported as transformers #35352: the first padding id is not the end if it equals EOS."""
     value = torch.arange(len(mask))[None].float()
-    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == place
+    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == position
 
 
-def test_k7_06_identical_answers_give_ln_2_and_no_gradient() -> None:
+def test_bradley_terry_of_identical_responses_is_ln_2_with_zero_gradient() -> None:
     value = torch.tensor([[0.1, 0.2, 0.3]] * 2, requires_grad=True)
     batch = {"loss_mask": torch.ones(2, 3, dtype=torch.bool)}
     policy = PolicyOutputs(logprob=torch.zeros(2, 3), value=value)
@@ -43,7 +44,7 @@ def test_k7_06_identical_answers_give_ln_2_and_no_gradient() -> None:
     assert gradient[:, :2].abs().sum() == 0
 
 
-def test_bradley_terry_of_a_hopeless_gap_is_finite() -> None:
+def test_bradley_terry_is_finite_for_a_large_negative_margin() -> None:
     value = torch.tensor([[-50.0], [50.0]], requires_grad=True)
     batch = {"loss_mask": torch.ones(2, 1, dtype=torch.bool)}
     policy = PolicyOutputs(logprob=torch.zeros(2, 1), value=value)
@@ -52,12 +53,12 @@ def test_bradley_terry_of_a_hopeless_gap_is_finite() -> None:
 
 
 @pytest.mark.parametrize("name", titanrl.names("reward"))
-def test_k7_07_no_reward_takes_a_normalisation_that_it_would_ignore(name: str) -> None:
+def test_reward_refuses_an_unsupported_normalize_option(name: str) -> None:
     with pytest.raises(titanrl.ConfigError, match="normalize"):
         titanrl.build("reward", {"name": name, "normalize": True})
 
 
-# ------------------------------------------------------------------ 9: preferences
+# --------------------------------------------------------------- preference losses
 
 
 def preference(logprob: torch.Tensor, ref_logprob: torch.Tensor, mask: torch.Tensor, **table: Any) -> Any:
@@ -65,8 +66,8 @@ def preference(logprob: torch.Tensor, ref_logprob: torch.Tensor, mask: torch.Ten
     return loss(PolicyOutputs(logprob=logprob), {"loss_mask": mask, "ref_logprob": ref_logprob})
 
 
-def test_k9_01_left_and_right_padding_give_the_same_pair() -> None:
-    """A prompt of 2 tokens, 3 chosen and 1 rejected; prompt and padding places hold garbage."""
+def test_dpo_does_not_depend_on_the_padding_side() -> None:
+    """A prompt of 2 tokens, 3 chosen and 1 rejected; prompt and padding positions hold garbage."""
     answers = ([-1.0, -2.0, -0.5], [-0.7])
     losses = []
     for left in (False, True):
@@ -81,7 +82,8 @@ def test_k9_01_left_and_right_padding_give_the_same_pair() -> None:
 
 
 @pytest.mark.parametrize("variant", ["sigmoid", "sigmoid_norm", "aot", "aot_unpaired"])
-def test_k9_02_an_untrained_policy_starts_at_ln_2(variant: str) -> None:
+def test_dpo_loss_of_an_untrained_policy_is_ln_2(variant: str) -> None:
+    """Reported as open-instruct #1900: padding counted as part of a rejected response."""
     logprob = -torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     mask = mask_of(3, 5, 4, 0, 1, 2)
     result = preference(logprob, logprob, mask, variant=variant)
@@ -90,7 +92,7 @@ def test_k9_02_an_untrained_policy_starts_at_ln_2(variant: str) -> None:
     assert not result.metrics["margin"].any()
 
 
-def test_k9_11_rewards_are_those_of_the_reference() -> None:
+def test_dpo_rewards_are_relative_to_the_reference() -> None:
     logprob, ref_logprob = torch.tensor([[-10.0], [-14.0]]), torch.tensor([[-11.0], [-12.0]])
     result = preference(logprob, ref_logprob, torch.ones(2, 1, dtype=torch.bool))
     assert result.loss[0].item() == pytest.approx(0.554355, abs=1e-6)
@@ -99,7 +101,7 @@ def test_k9_11_rewards_are_those_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpo", "orpo"])
-def test_k9_15_the_preference_metric_leaves_the_likelihood_out(name: str) -> None:
+def test_preference_metric_excludes_the_nll_term(name: str) -> None:
     logprob = torch.tensor([[-0.5, -0.5], [-1.0, -1.0]])
     batch = {"loss_mask": torch.ones(2, 2, dtype=torch.bool)}
     result = titanrl.build("loss", {"name": name})(PolicyOutputs(logprob=logprob), batch)
@@ -109,12 +111,12 @@ def test_k9_15_the_preference_metric_leaves_the_likelihood_out(name: str) -> Non
     assert result.metrics["preference"].flatten().tolist() == pytest.approx([expected] * 2, abs=1e-6)
 
 
-def test_k9_17_mean_logprob_is_over_the_rows_own_tokens() -> None:
+def test_sequence_mean_divides_by_the_rows_own_length() -> None:
     logprob = torch.tensor([[-1.0, -2.0, -3.0, 9.0], [-1.0, -1.0, 9.0, 9.0]])
     assert sequence_mean(logprob, mask_of(3, 2, width=4)).flatten().tolist() == [-2.0, -1.0]
 
 
-def test_an_odd_number_of_rows_is_no_set_of_pairs() -> None:
+def test_dpo_refuses_an_odd_number_of_rows() -> None:
     with pytest.raises(ValueError, match="even number of rows, got 3"):
         preference(torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool))
 
@@ -143,7 +145,7 @@ def test_aot_pairs_the_sorted_gaps_by_hand() -> None:
     assert result.loss.flatten().tolist() == pytest.approx(expected)
 
 
-def test_aot_unpaired_sends_gradient_to_the_pair_that_holds_the_rank() -> None:
+def test_aot_unpaired_routes_the_gradient_to_the_pair_of_that_rank() -> None:
     """c = [2, 1], r = [0, 3]: c of pair 1 meets r of pair 0, and c of pair 0 meets r of pair 1."""
     logprob = torch.tensor([[2.0], [0.0], [1.0], [3.0]], requires_grad=True)
     mask = torch.ones(4, 1, dtype=torch.bool)
@@ -153,7 +155,7 @@ def test_aot_unpaired_sends_gradient_to_the_pair_that_holds_the_rank() -> None:
     assert gradient.flatten().tolist() == pytest.approx([0, -slope, slope, 0])
 
 
-def test_k9_14_the_batch_is_the_same_after_two_calls() -> None:
+def test_dpo_does_not_modify_the_batch() -> None:
     logprob, mask = torch.tensor([[-1.0, math.nan], [-2.0, -1.0]]), mask_of(1, 2)
     ref_logprob = torch.tensor([[-1.5, math.nan], [-2.0, -1.5]])
     kept = ref_logprob.clone()

@@ -1,6 +1,6 @@
-"""Two ranks compute small cases whose answers are known by hand, and leave them in files.
+"""Two ranks compute small cases with hand-computed results and write them to files.
 
-Usage: faults_worker.py FOLDER, which holds model/ and gets rank-<r>.pt.
+Usage: mesh_numerics_worker.py FOLDER, which holds model/ and receives rank-<r>.pt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from titanrl.ops.logprob import token_statistics
 
 
 def norm_of(mesh: DeviceMesh, parts: list[tuple[list[float], Any]]) -> float:
-    """Returns the norm of gradients given as (this rank's numbers, placement), as an update takes it."""
+    """Return the gradient norm of an update, for gradients given as (this rank's numbers, placement)."""
     parameters = []
     for numbers, placement in parts:
         local = torch.tensor(numbers)
@@ -33,10 +33,10 @@ def norm_of(mesh: DeviceMesh, parts: list[tuple[list[float], Any]]) -> float:
 
 
 def head(rank: int) -> dict[str, torch.Tensor]:
-    """Returns this rank's gradient of ``sum(log softmax(z) * w)`` for logits z [3, 6], 3 words a rank."""
+    """Return this rank's gradient of ``sum(log softmax(z) * w)``, z [3, 6] with 3 columns per rank."""
     z = torch.arange(18.0).view(3, 6).sin() * 2
     w = torch.arange(18.0).view(3, 6).cos()
-    # The logits are the head's weight, each row of it one word, for unit hidden states.
+    # The logits are the head's weight, each row one vocabulary entry, for unit hidden states.
     weight = z.t()[3 * rank : 3 * rank + 3].clone().requires_grad_()
     hidden = torch.eye(3).requires_grad_()
     ids = torch.arange(6).expand(3, 6)
@@ -47,7 +47,7 @@ def head(rank: int) -> dict[str, torch.Tensor]:
 
 
 def uneven(folder: Path, rank: int) -> list[int]:
-    """Returns the sizes of the micro-batches of rows [8, 8] on rank 0 and [2, 2] on rank 1, 8 tokens each."""
+    """Return the micro-batch sizes of rows [8, 8] on rank 0 and [2, 2] on rank 1, 8 tokens each."""
     training = Training(seq_len=16, max_tokens_per_microbatch=8, mixed_precision_param="float32")
     engine = Engine(
         EngineConfig(

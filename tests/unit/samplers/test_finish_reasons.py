@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met at an answer's end: what ends it, what is said of it."""
+"""The end of a response: its EOS token, truncation and finish reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from titanrl.protocols import Completion, RolloutRequest, SamplerContext
 EOS = 2
 LIMIT = 4
 CUT, ENDED, FULL = [5, 6, 7, 8, 9, 10], [5, 6, 7, EOS], [5, 6, 7, 8]
-"""What a model would go on to write: past the limit, up to it with its end token, up to it without."""
+"""Tokens that a model would generate: beyond the limit, up to it with EOS, up to it without EOS."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tables: Sequence[Sequence[int]], limit: int, end: int = EOS
 ) -> list[Completion]:
-    """Returns what the `torch` sampler makes of rows whose models write the given tokens."""
+    """Return the completions of the `torch` sampler if the model generates the given tokens."""
 
     def pick(self: Any, logits: Any, seeds: torch.Tensor, position: int, temperature: Any) -> Any:
         # Rows that are done may be dropped from the batch: their seeds tell those that are left.
@@ -52,7 +52,7 @@ def decoded(
 
 
 @pytest.mark.parametrize("end", [EOS, 0])
-def test_k1_19_an_answer_ends_with_one_end_token_whatever_padding_is(
+def test_response_ends_with_one_eos_also_if_pad_is_eos(
     folder: Path, monkeypatch: pytest.MonkeyPatch, end: int
 ) -> None:
     """Four rows, so that those that ended stay in the batch for a while; padded ids of a batch are 0."""
@@ -66,7 +66,7 @@ def test_k1_19_an_answer_ends_with_one_end_token_whatever_padding_is(
     assert batch["labels"][0][batch["loss_mask"][0]].tolist() == [5, 6, end]
 
 
-def test_k1_19_a_written_end_token_is_not_doubled(folder: Path) -> None:
+def test_scripted_eos_is_not_duplicated(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -77,13 +77,13 @@ def test_k1_19_a_written_end_token_is_not_doubled(folder: Path) -> None:
     assert [answer.finish_reason for answer in answers] == [0, 0, 0]
 
 
-def test_k1_20_only_an_end_token_finishes_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_reason_is_stop_only_after_eos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = decoded(folder, monkeypatch, [CUT, ENDED, FULL], LIMIT)
     assert [list(answer.ids) for answer in answers] == [CUT[:LIMIT], ENDED, FULL]
     assert [answer.finish_reason for answer in answers] == [1, 0, 1]
 
 
-def test_k1_20_a_script_is_cut_like_a_model(folder: Path) -> None:
+def test_scripted_response_is_truncated_like_a_models(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -96,10 +96,10 @@ def test_k1_20_a_script_is_cut_like_a_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said", "reason"),
+    ("ids", "reported", "reason"),
     [(CUT[:LIMIT], "length", 1), (ENDED, "stop", 0), (FULL, "length", 1), ([5], "abort", 2), ([5], None, 2)],
 )
-def test_k1_20_an_engines_word_for_it_is_taken(ids: list[int], said: str | None, reason: int) -> None:
+def test_finish_reason_of_vllm_is_mapped(ids: list[int], reported: str | None, reason: int) -> None:
     entries = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-    completion = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=said)
+    completion = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=reported)
     assert _sample_of(completion).finish_reason == reason

@@ -1,4 +1,4 @@
-"""Faults that users of other frameworks met in how a batch becomes optimizer steps; by number."""
+"""A batch becomes optimizer steps: normalization, validation, epochs, minibatches and shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPERVISED = algorithm(loss={"name": "sft"})
 
 
 def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
-    """Returns a session with the parts that the tests need, on one rank."""
+    """Return a session with the parts that the tests need, on one rank."""
     loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
     loop |= {"target_kl": None, "skip_zero_advantage": False}
     loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
@@ -53,10 +53,10 @@ def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) 
     return Session(**(given | parts))
 
 
-# -------------------------------------------------------------- 3: sizes of steps and of gradients
+# ----------------------------------------------------------- normalization of steps
 
 
-def test_k3_12_a_step_of_fewer_rows_is_no_smaller() -> None:
+def test_grad_norm_does_not_depend_on_the_number_of_rows() -> None:
     """Ten rows of gradient 1 in steps of four, four and two."""
     norms = []
     for count in (4, 4, 2):
@@ -68,14 +68,14 @@ def test_k3_12_a_step_of_fewer_rows_is_no_smaller() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_k3_12_uneven_parts_of_a_batch_each_have_the_whole_mean(count: int) -> None:
+def test_uneven_minibatches_are_normalized_separately(count: int) -> None:
     model = OneWeight()
     found = optimize(session_of(model, minibatches=count), rows_of([1] * 10), step=0)
     assert model.updates == count
     assert found["update/grad_norm"] == (pytest.approx(float(count)), float(count))
 
 
-def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy() -> None:
+def test_samples_per_prompt_apply_once_and_the_critic_steps_with_the_policy() -> None:
     policy, critic = OneWeight(), OneWeight(head="value")
     session = session_of(
         policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
@@ -93,7 +93,9 @@ def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy(
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 100])
 @pytest.mark.parametrize("training", [{"minibatches": 1}, {"minibatches": 4, "epochs": 2}])
-def test_k3_19_validation_is_a_mean_of_its_own(max_tokens: int, training: dict[str, int]) -> None:
+def test_validation_loss_does_not_depend_on_micro_batches_or_accumulation(
+    max_tokens: int, training: dict[str, int]
+) -> None:
     """A loss of 2 on every token of three examples, whatever steps and micro-batches the run is made of."""
     model = OneWeight(max_tokens=max_tokens)
     texts = data_of("a", "bc", "def")
@@ -110,10 +112,10 @@ def _two(policy: titanrl.PolicyOutputs, batch: TensorDict) -> titanrl.TokenLoss:
     return titanrl.TokenLoss(2.0 + 0.0 * policy.logprob, {})
 
 
-# ------------------------------------------------------------------------------- 6: nothing is left over
+# ----------------------------------------------- coverage of epochs, ranks and batches
 
 
-def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> None:
+def test_last_examples_of_an_epoch_are_batched_with_the_next() -> None:
     prompts, data = prompts_of(10), data_of(*"abcdefghij")
     for seen in (
         [[row.text for row in prompts.next_batch(4, 1)] for _ in range(5)],
@@ -124,7 +126,7 @@ def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> 
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
-def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
+def test_shard_prompts_covers_every_prompt_of_a_step(degree: int) -> None:
     rows = prompts_of(10).next_batch(10, 2)
     taken = [
         [(rows[number].prompt_index, rows[number].sample_index) for number in share]
@@ -138,18 +140,18 @@ def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
     )
 
 
-def test_k6_06_a_ragged_batch_is_trained_whole() -> None:
+def test_minibatches_cover_a_ragged_batch() -> None:
     parts = list(minibatches(rows_of(list(range(1, 11))), count=3, epochs=1, seed=0, step=0))
     assert sorted(len(part) for part in parts) == [3, 3, 4]
     assert sorted(int(i) for part in parts for i in part["input_ids"]) == list(range(1, 11))
 
 
-# ------------------------------------------------------------------------------- 17: iterations
+# --------------------------------------------------------------- epochs over a batch
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100])
-def test_k17_04_the_second_pass_over_a_batch_meets_a_moved_policy(max_tokens: int) -> None:
-    """Three batches of four micro-batches (or one), two passes each: moved before the loss F T F T F T."""
+def test_second_epoch_over_a_batch_uses_the_updated_policy(max_tokens: int) -> None:
+    """Three batches of one or four micro-batches, two epochs each; reported as tt-blacksmith #731."""
     chosen = algorithm(loss={"name": "ppo_clip"})
     model = OneWeight(lr=0.01, max_tokens=max_tokens)
     moved: list[bool] = []
