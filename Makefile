@@ -47,9 +47,9 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 docs: $(INSTALLED)
-	$(BIN)/python -m titanrl.config.pages
-	$(BIN)/python -m titanrl.cli.pages
-	$(BIN)/python -m titanrl.ablation.findings
+	$(BIN)/python -m tools.pages
+	$(BIN)/python -m tools.cli_page
+	$(BIN)/python -m tools.findings
 	$(BIN)/python -m mkdocs build --strict
 
 lock:
@@ -64,7 +64,7 @@ bench: $(INSTALLED) $(BENCH) models/$(MODEL)/config.json
 	  || missed="$$missed $$name"; \
 	  test ! -s $$to || made="$$made $$to"; \
 	done; \
-	$(BIN)/titanrl bench report $$made || exit 1; \
+	$(BIN)/python -m tools.bench report $$made || exit 1; \
 	test -z "$$missed" || { echo "missed a gate:$$missed" >&2; exit 1; }
 
 install: $(INSTALLED)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from titanrl.engine.host_memory import keep_memory
+from titanrl.engine.host_memory import tune_malloc
 
 
 @pytest.fixture
@@ -15,6 +15,6 @@ def one_thread() -> Iterator[None]:
     """An OpenMP region waits for its slowest thread, so small operations are timed in one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    keep_memory()  # as in any training process
+    tune_malloc()  # as in any training process
     yield
     torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from titanrl.models.accelerator import computes_bfloat16
-from titanrl.protocols import SamplerHost
+from titanrl.protocols import SamplerContext
 
 if TYPE_CHECKING:
     from titanrl.engine import Engine
@@ -27,7 +27,7 @@ def fast_dtype() -> str:
     return "bfloat16" if computes_bfloat16() else "float32"
 
 
-def trainer() -> tuple[Engine, SamplerHost]:
+def trainer() -> tuple[Engine, SamplerContext]:
     """Returns an engine in the precision the CPU is fast in, and what a sampler beside it is told."""
     from titanrl.config.engine_tables import Training
     from titanrl.engine import Engine, EngineConfig
@@ -35,7 +35,7 @@ def trainer() -> tuple[Engine, SamplerHost]:
     dtype = fast_dtype()
     training = Training(seq_len=256, mixed_precision_param=dtype)
     engine = Engine(EngineConfig(model=str(MODEL), training=training))
-    host = SamplerHost(
+    host = SamplerContext(
         model_path=str(MODEL), eos_ids=(NO_TOKEN,), max_length=256, seed=0, dtype=dtype, engine=engine
     )
     return engine, host

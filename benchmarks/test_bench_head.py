@@ -22,7 +22,7 @@ import torch
 from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, compute_logprobs
 
 from benchmarks.timing import peak_bytes
-from titanrl.engine import start
+from titanrl.engine import init_distributed
 from titanrl.ops.logprob import token_statistics
 
 ROWS, LENGTH, D, V = 64, 64, 576, 49152
@@ -99,7 +99,7 @@ class Heads:
 def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
     if dtype == torch.bfloat16 and not computes_bfloat16():
         pytest.skip("this CPU emulates bfloat16")
-    start()
+    init_distributed()
     heads = Heads(dtype)
     peers = ["naive", "torchtitan", *(["liger"] if HAS_LIGER else [])]
     assert_same(heads, peers, atol=2e-5 if dtype == torch.bfloat16 else 1e-8)

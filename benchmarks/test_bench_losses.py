@@ -17,7 +17,7 @@ from tensordict import TensorDict
 import titanrl
 from benchmarks.timing import compare, peak_bytes
 from titanrl import PolicyOutputs
-from titanrl.objective import Objective, compiled
+from titanrl.algorithm.objective import Objective, compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,13 +15,13 @@ import pytest
 
 from benchmarks.timing import live_tensors
 from titanrl.config import load
-from titanrl.engine import start
-from titanrl.loop.loop import train_step
-from titanrl.loop.prompts import training_prompts
-from titanrl.loop.run import Clock
-from titanrl.loop.session import open_session
-from titanrl.loop.stages import sync
+from titanrl.data.prompts import training_prompts
+from titanrl.engine import init_distributed
 from titanrl.models import tiny
+from titanrl.training.online import train_step
+from titanrl.training.run import StageTimer
+from titanrl.training.session import open_session
+from titanrl.training.stages import sync
 
 FILE = Path(__file__).parents[1] / "experiments" / "tiny_grpo.toml"
 EARLY, LATE = 100, 150
@@ -40,12 +40,12 @@ def test_a_step_holds_as_much_late_as_early(tmp_path: Path, benchmark: Any) -> N
     model = tiny.create(tmp_path / "model", context=256)
     sizes = ["loop.steps=200", "prompts.size=4096"]
     experiment = load(FILE, [f"model.path={model}", f"run.folder={tmp_path}", *sizes])
-    start()
+    init_distributed()
     seen = {}
     with closing(open_session(experiment, tmp_path / "run", training_prompts, resume=False)) as session:
         sync(session, version=0)
         for step in range(LATE):
-            train_step(session, step, Clock())
+            train_step(session, step, StageTimer())
             session.state.step = step + 1
             sync(session, version=step + 1)
             if step + 1 in (EARLY, LATE):

@@ -20,11 +20,11 @@ from tensordict import TensorDict
 import titanrl
 from benchmarks.smollm2 import MODEL, fast_dtype, needs_model
 from benchmarks.timing import peak_bytes
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
-from titanrl.engine.packing import plan
-from titanrl.objective import Objective
-from titanrl.ops.bins import balance, pack
+from titanrl.engine.bins import balance, pack
+from titanrl.engine.packing import assign_micro_batches
 
 GROUPS, ANSWERS = 4, 8
 TURNS, TURN = 4, 32
@@ -180,14 +180,14 @@ def test_planning_finds_what_rows_share(benchmark: Any, one_thread: None) -> Non
     rows = TensorDict(
         {"input_ids": ids, "loss_mask": mask, "group_id": torch.arange(4096) // 8}, batch_size=[4096]
     )
-    assert sorted(torch.cat(plan(rows, BUDGET)).tolist()) == list(range(4096))
+    assert sorted(torch.cat(assign_micro_batches(rows, BUDGET)).tolist()) == list(range(4096))
     if benchmark.disabled:
         return
     times = []
     for _ in range(9):
         began = time.process_time()
-        plan(rows, BUDGET)
+        assign_micro_batches(rows, BUDGET)
         times.append(time.process_time() - began)
     benchmark.extra_info.update(ms=statistics.median(times) * 1e3, rows=len(rows))
-    benchmark(lambda: plan(rows, BUDGET))
+    benchmark(lambda: assign_micro_batches(rows, BUDGET))
     assert statistics.median(times) < 50e-3, benchmark.extra_info

@@ -17,8 +17,8 @@ import torch
 from benchmarks.smollm2 import MODEL, NO_TOKEN, needs_model, needs_vllm, trainer
 from titanrl.components.samplers.torch import Torch
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.loop.buffer import assemble
-from titanrl.protocols import PromptRow, Sample
+from titanrl.data.collate import collate_rollouts
+from titanrl.protocols import Completion, RolloutRequest
 
 TOKENS, ROUNDS = 64, 3
 
@@ -48,7 +48,7 @@ class Bench:
             for chat in chats
         ]
         self.rows = [
-            PromptRow(ids, group, sample) for group, ids in enumerate(prompts) for sample in range(8)
+            RolloutRequest(ids, group, sample) for group, ids in enumerate(prompts) for sample in range(8)
         ]
         self.vllm = VLLM(max_response_tokens=TOKENS).start(host)
         self.vllm.load(self.engine.weights(), version=0)
@@ -65,9 +65,9 @@ class Bench:
             max_new_tokens=TOKENS, min_new_tokens=TOKENS, return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
 
-    def gap(self, answers: list[Sample]) -> float:
+    def gap(self, answers: list[Completion]) -> float:
         """Returns the mean |trainer - sampler| log-prob, nats."""
-        batch = assemble(self.rows, answers, decode=str, version=0)
+        batch = collate_rollouts(self.rows, answers, decode=str, version=0)
         scored = self.engine.score(batch)["logprob"]
         return float((scored - batch["sampler_logprob"])[batch["loss_mask"]].abs().mean())
 
@@ -92,7 +92,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def test_sampling_is_faster_than_generate(name: str, bench: Bench, benchmark: Any) -> None:
     sampler = getattr(bench, name)
 
-    def ours() -> list[Sample]:
+    def ours() -> list[Completion]:
         return sampler.sample(bench.rows, step=0, seed=0)  # type: ignore[no-any-return]
 
     answers = ours()

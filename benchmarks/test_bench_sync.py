@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from benchmarks.smollm2 import needs_model, needs_vllm, trainer
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.protocols import PromptRow
+from titanrl.protocols import RolloutRequest
 
 ROUNDS = 9
 
@@ -66,7 +66,7 @@ class Transfers:
 
     def answers(self) -> list[Any]:
         """Returns the likeliest answers, ids and log-probs."""
-        rows = [PromptRow((100 + index, 200, 300, 17), index, 0) for index in range(4)]
+        rows = [RolloutRequest((100 + index, 200, 300, 17), index, 0) for index in range(4)]
         return self.vllm.sample(rows, step=0, seed=0, greedy=True)
 
     @torch.no_grad()

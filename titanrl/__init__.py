@@ -1,9 +1,9 @@
 """titanrl: a composable research framework for LLM post-training on TorchTitan."""
 
-from titanrl.decode import build
 from titanrl.errors import ConfigError, SchemaError
 from titanrl.protocols import Advantages, CorrectionResult, PolicyOutputs, Prompt, TokenLoss
 from titanrl.registry import names, register
+from titanrl.registry.decode import build
 
 __all__ = [
     "Advantages",

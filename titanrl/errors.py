@@ -6,7 +6,15 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["ConfigError", "Problem", "SchemaError", "TrainingError", "check_range", "near", "suggest"]
+__all__ = [
+    "ConfigError",
+    "Problem",
+    "SchemaError",
+    "TrainingError",
+    "check_range",
+    "closest_matches",
+    "did_you_mean",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +65,19 @@ class SchemaError(ValueError):
     """A batch does not hold what its stage promises: a missing key, a wrong shape or dtype."""
 
 
-def near(word: str, known: Iterable[str]) -> list[str]:
+def closest_matches(word: str, known: Iterable[str]) -> list[str]:
     """Returns those of ``known`` that begin with ``word``, as "ppo_clip" does with "ppo", or are one slip of
     the keys away from it; else the most similar."""
     names = {name.casefold(): name for name in known}
     word = word.casefold()
     whole = sorted(original for name, original in names.items() if name.startswith(f"{word}_"))
-    slips = sorted(original for name, original in names.items() if _one_slip(word, name))
+    slips = sorted(original for name, original in names.items() if _edit_distance_one(word, name))
     if whole or slips:
         return [*whole, *slips]
     return [names[match] for match in difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)]
 
 
-def _one_slip(left: str, right: str) -> bool:
+def _edit_distance_one(left: str, right: str) -> bool:
     """Whether one insertion, deletion, replacement or swap of neighbours turns ``left`` into ``right``."""
     if abs(len(left) - len(right)) > 1:
         return False
@@ -80,9 +88,9 @@ def _one_slip(left: str, right: str) -> bool:
     return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[2:] == b[2:] and a[:2] == b[1::-1])
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty string if none is near."""
-    names = near(word, known)
+    names = closest_matches(word, known)
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 

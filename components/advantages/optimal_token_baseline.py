@@ -65,8 +65,8 @@ class OptimalTokenBaseline:
 
         baseline = over_group(returns * weight) / (over_group(weight) + self.eps)
         if self.zero_tail:
-            is_alone = over_group(torch.ones_like(weight)) == 1
-            baseline = torch.where(is_alone, 0.0, baseline)
+            single_dp_rank = over_group(torch.ones_like(weight)) == 1
+            baseline = torch.where(single_dp_rank, 0.0, baseline)
         live = segment_sum(mask.any(-1).double(), index, num)[index]
         advantage = where0(mask & (live >= 2).unsqueeze(-1), returns - baseline)
         return Advantages(advantage.float(), where0(mask, returns).float())

@@ -9,7 +9,7 @@ import torch
 
 from titanrl.errors import check_range
 from titanrl.ops.masked import where0
-from titanrl.ops.preference import both_rows, live_pairs, split_pairs
+from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.sequence import at_last_trainable
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
@@ -51,11 +51,11 @@ class BradleyTerry:
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.value is not None
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         chosen, rejected = split_pairs(at_last_trainable(policy.value, mask)[:, None])
         gap = chosen - rejected
         if self.use_margin:
             gap = gap - where0(live, split_pairs(batch["margin"][:, None])[0])
         loss = self.center * (chosen + rejected).square() - torch.nn.functional.logsigmoid(gap)
         metrics = {"accuracy": (chosen > rejected).float(), "margin": gap.detach()}
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})

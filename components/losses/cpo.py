@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from titanrl.errors import check_range
-from titanrl.ops.preference import both_rows, live_pairs, smoothed_sigmoid_loss, split_pairs
+from titanrl.ops.preference import per_row, smoothed_sigmoid_loss, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
@@ -48,7 +48,7 @@ class CPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         chosen, rejected = split_pairs(sequence_sum(policy.logprob, mask))
         logit = self.beta * (chosen - rejected)
         preference = smoothed_sigmoid_loss(logit, self.label_smoothing)
@@ -59,4 +59,4 @@ class CPO:
             "margin": logit.detach(),
         }
         loss = preference - self.nll_coefficient * likelihood
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})

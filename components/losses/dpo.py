@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.dpo import SCORED, SMOOTHED, VARIANTS, Divergence, Knobs, PairRatios, Variant, score
+from titanrl.ops.dpo import (
+    SCORED,
+    SMOOTHED,
+    VARIANTS,
+    Divergence,
+    Hyperparameters,
+    PairRatios,
+    Variant,
+    score,
+)
 from titanrl.ops.masked import where0
-from titanrl.ops.preference import both_rows, live_pairs, shared_length_weight, split_pairs
+from titanrl.ops.preference import per_row, shared_length_weight, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
@@ -112,7 +121,7 @@ class DPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         logprob, ref_logprob = where0(mask, policy.logprob), where0(mask, batch["ref_logprob"])
         if self.ld_alpha is not None:
             weight = shared_length_weight(mask, self.ld_alpha)
@@ -133,7 +142,7 @@ class DPO:
             rejected_tokens=rejected_tokens,
             live=live,
         )
-        loss = VARIANTS[self.variant](pair, Knobs(self.beta, self.label_smoothing, self.tau))
+        loss = VARIANTS[self.variant](pair, Hyperparameters(self.beta, self.label_smoothing, self.tau))
         if self.weighting == "wpo":
             loss = loss * self._wpo_weight(policy, mask)
         metrics = {
@@ -142,7 +151,7 @@ class DPO:
             "rejected_reward": self.beta * rejected.detach(),
             "margin": self.beta * (chosen - rejected).detach(),
         }
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})
 
     def _wpo_weight(self, policy: PolicyOutputs, mask: torch.Tensor) -> torch.Tensor:
         """[P, 1] how likely the policy itself is to write the pair; no gradient."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.complement import complement
+from titanrl.ops.one_minus_exp import one_minus_exp
 from titanrl.ops.trust_region import kept_policy_gradient, tokens_of
 from titanrl.registry import register
 
@@ -52,7 +52,7 @@ class DPPOKL:
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         tokens = tokens_of(policy.logprob, batch)
         logprob, old_logprob, advantage = tokens
-        rest, old_rest = complement(logprob), complement(old_logprob)
+        rest, old_rest = one_minus_exp(logprob), one_minus_exp(old_logprob)
         divergence = old_logprob.exp() * (old_logprob - logprob)
         divergence = divergence + old_rest * ((old_rest + 1e-8) / (rest + 1e-8)).log()
         may_rise = (divergence <= self.high) | (logprob <= old_logprob)

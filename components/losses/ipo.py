@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from titanrl.errors import check_range
-from titanrl.ops.preference import both_rows, live_pairs, split_pairs
+from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.ratio import log_ratio
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
@@ -45,11 +45,11 @@ class IPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         difference = log_ratio(policy.logprob, batch["ref_logprob"], mask)
         reduce = sequence_mean if self.reduction == "mean" else sequence_sum
         chosen, rejected = split_pairs(reduce(difference, mask))
         margin = chosen - rejected
         loss = (margin - 1 / (2 * self.beta)).square()
         metrics = {"accuracy": (margin > 0).float(), "margin": margin.detach()}
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from titanrl.errors import check_range
-from titanrl.ops.complement import complement
-from titanrl.ops.preference import both_rows, live_pairs, split_pairs
+from titanrl.ops.one_minus_exp import one_minus_exp
+from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
@@ -47,10 +47,10 @@ class ORPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         below = mean.clamp(max=-1e-6)
-        log_odds = below - complement(below).log()
+        log_odds = below - one_minus_exp(below).log()
         chosen, rejected = split_pairs(mean)
         chosen_odds, rejected_odds = split_pairs(log_odds)
         preference = -torch.nn.functional.logsigmoid(chosen_odds - rejected_odds)
@@ -60,4 +60,4 @@ class ORPO:
             "margin": (chosen_odds - rejected_odds).detach(),
         }
         loss = self.beta * preference - chosen
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from titanrl.errors import check_range
-from titanrl.ops.complement import complement
-from titanrl.ops.preference import both_rows, live_pairs, smoothed_sigmoid_loss, split_pairs
+from titanrl.ops.one_minus_exp import one_minus_exp
+from titanrl.ops.preference import per_row, smoothed_sigmoid_loss, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
@@ -59,12 +59,12 @@ class SimPO:
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
-        live = live_pairs(mask)
+        live = valid_pairs(mask)
         mean = sequence_mean(policy.logprob, mask)
         if self.alpha:
-            mean = complement((-self.alpha * mean).clamp(max=EXPONENT_CLAMP)) / self.alpha
+            mean = one_minus_exp((-self.alpha * mean).clamp(max=EXPONENT_CLAMP)) / self.alpha
         chosen, rejected = split_pairs(mean)
         logit = self.beta * (chosen - rejected) - self.gamma
         loss = smoothed_sigmoid_loss(logit, self.label_smoothing)
         metrics = {"accuracy": (chosen > rejected).float(), "margin": logit.detach()}
-        return TokenLoss(both_rows(loss, live), {k: both_rows(v, live) for k, v in metrics.items()})
+        return TokenLoss(per_row(loss, live), {k: per_row(v, live) for k, v in metrics.items()})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from titanrl.ops.text import last_boxed, last_number, last_tag, texts
+from titanrl.components.rewards.text import last_boxed, last_number, last_tag, texts
 from titanrl.registry import register
 
 if TYPE_CHECKING:

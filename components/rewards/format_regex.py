@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from titanrl.components.rewards.text import texts
 from titanrl.errors import check_range
-from titanrl.ops.text import texts
 from titanrl.registry import register
 
 if TYPE_CHECKING:

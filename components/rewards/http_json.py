@@ -31,7 +31,7 @@ def ask(
     url: str,
     body: Any = None,
     *,
-    deadline_seconds: float,
+    timeout_seconds: float,
     retries: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
@@ -41,7 +41,7 @@ def ask(
     long each time, up to 8 s, and asks again.
 
     Args:
-        deadline_seconds: for everything, pauses included. retries: questions after the first; None: as many
+        timeout_seconds: for everything, pauses included. retries: questions after the first; None: as many
             as fit into the deadline. headers: further ones.
 
     Raises:
@@ -53,7 +53,7 @@ def ask(
 
     data = None if body is None else json.dumps(body).encode()
     all_headers = {"Content-Type": "application/json", **(headers or {})}
-    end, pause, asked = time.monotonic() + deadline_seconds, FIRST_PAUSE_SECONDS, 0
+    end, pause, asked = time.monotonic() + timeout_seconds, FIRST_PAUSE_SECONDS, 0
     while True:
         left = end - time.monotonic()
         try:
@@ -63,10 +63,10 @@ def ask(
             said = answer.content.decode("utf-8", "replace")
             why, may_pass = f"answers {answer.status} {answer.reason}: {said}", answer.status in PASSING
         except TimeoutError:
-            raise LateAnswer(_message(url, f"gave no answer within {deadline_seconds:g} s")) from None
+            raise LateAnswer(_message(url, f"gave no answer within {timeout_seconds:g} s")) from None
         except (OSError, HTTPException) as error:
             if isinstance(reason := getattr(error, "reason", None), TimeoutError):
-                raise LateAnswer(_message(url, f"gave no answer within {deadline_seconds:g} s")) from reason
+                raise LateAnswer(_message(url, f"gave no answer within {timeout_seconds:g} s")) from reason
             why, may_pass = f"cannot be reached: {reason or error!r}", True
         except ValueError as error:
             why, may_pass = f"answers no JSON: {error}", False
@@ -107,4 +107,4 @@ def _opener() -> OpenerDirector:
 
 
 def _message(url: str, why: str) -> str:
-    return f"{url} {why}; see that the server runs and is not overloaded, or raise deadline_seconds."
+    return f"{url} {why}; see that the server runs and is not overloaded, or raise timeout_seconds."

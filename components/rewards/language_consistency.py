@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from titanrl.ops.text import texts
+from titanrl.components.rewards.text import texts
 from titanrl.registry import register
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from titanrl.components.rewards.http_json import LateAnswer, ask
+from titanrl.components.rewards.text import last_number, texts
 from titanrl.errors import TrainingError, check_range
 from titanrl.ops.scores import filled
-from titanrl.ops.text import last_number, texts
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LLMJudge:
     """What it is asked; {prompt}, {response} and {answer} stand for the row's texts, {response} is needed."""
     scale: tuple[float, float] = (1.0, 10.0)
     """Ratings that give 0 and 1, low < high."""
-    deadline_seconds: float = 60.0
+    timeout_seconds: float = 60.0
     """Longest wait for the rating of one answer, with all tries, seconds, > 0."""
     retries: int = 3
     """Tries after a failed one (no connection, or a status such as 429 or 503), >= 0."""
@@ -71,7 +71,7 @@ class LLMJudge:
             raise ValueError("template must hold {response}, or every answer would get one rating.")
         if not self.scale[0] < self.scale[1]:
             raise ValueError(f"scale must be [low, high] with low < high, got {list(self.scale)}.")
-        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "retries", "[0, inf)")
         check_range(self, "concurrency", "[1, inf)")
         check_range(self, "failure", "(-inf, inf)")
@@ -107,7 +107,7 @@ class LLMJudge:
         url = f"{self.endpoint.rstrip('/')}/chat/completions"
         try:
             reply = ask(
-                url, body, deadline_seconds=self.deadline_seconds, retries=self.retries, headers=headers
+                url, body, timeout_seconds=self.timeout_seconds, retries=self.retries, headers=headers
             )
         except LateAnswer as error:
             return str(error)

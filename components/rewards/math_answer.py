@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from titanrl.deadline import call_each
+from titanrl.components.rewards.text import last_boxed, texts
 from titanrl.errors import check_range
-from titanrl.ops.text import last_boxed, texts
 from titanrl.registry import register
+from titanrl.runtime.worker_pool import map_with_timeout
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class MathAnswer:
     Source: math-verify 0.9.
     """
 
-    deadline_seconds: float = 5.0
+    timeout_seconds: float = 5.0
     """Time limit of one answer, seconds, > 0; a late one scores `failure`."""
     failure: float = 0.0
     """Score of an answer on which grading failed or was late."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
-        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "failure", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
@@ -51,8 +51,8 @@ class MathAnswer:
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns one score a row, or why grading failed or was late."""
         pairs = list(zip(texts(batch, "response"), texts(batch, "answer"), strict=True))
-        outcomes = call_each(
-            grade, pairs, deadline_seconds=self.deadline_seconds, imports=("math_verify", "sympy.solvers")
+        outcomes = map_with_timeout(
+            grade, pairs, timeout_seconds=self.timeout_seconds, imports=("math_verify", "sympy.solvers")
         )
         return [outcome.score for outcome in outcomes]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from titanrl.deadline import call_each
+from titanrl.components.rewards.text import last_boxed, last_number_text, last_tag, texts
+from titanrl.components.sources.reasoning_gym_tasks import check_task, decode_entry
 from titanrl.errors import check_range
-from titanrl.ops.tasks import check_task, decode_entry
-from titanrl.ops.text import last_boxed, last_number_text, last_tag, texts
 from titanrl.registry import register
+from titanrl.runtime.worker_pool import map_with_timeout
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ReasoningGym:
     """Name of the task, such as `chain_sum`."""
     extract: Extract = "auto"
     """What of the response is scored."""
-    deadline_seconds: float = 5.0
+    timeout_seconds: float = 5.0
     """Time limit of one answer, seconds, > 0; a late one scores `failure`."""
     failure: float = 0.0
     """Score of an answer on which the scorer failed or was late."""
@@ -50,7 +50,7 @@ class ReasoningGym:
 
     def __post_init__(self) -> None:
         check_task(self.dataset)
-        check_range(self, "deadline_seconds", "(0, inf)")
+        check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "failure", "(-inf, inf)")
 
     def answer_of(self, response: str) -> str | None:
@@ -67,7 +67,9 @@ class ReasoningGym:
         """Returns one score a row, or why the scorer failed or was late."""
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
         items = [(self.dataset, self.extract, *pair) for pair in pairs]
-        outcomes = call_each(grade, items, deadline_seconds=self.deadline_seconds, imports=("reasoning_gym",))
+        outcomes = map_with_timeout(
+            grade, items, timeout_seconds=self.timeout_seconds, imports=("reasoning_gym",)
+        )
         return [outcome.score for outcome in outcomes]
 
 

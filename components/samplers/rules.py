@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from titanrl.errors import check_range
 
 if TYPE_CHECKING:
-    from titanrl.protocols import PromptRow, SamplerHost
+    from titanrl.protocols import RolloutRequest, SamplerContext
 
 __all__ = ["check_rows", "check_settings", "top_k_of", "top_p_of"]
 
@@ -37,7 +37,7 @@ def top_p_of(settings: object) -> float | None:
     return None if top_p in (None, 1) else top_p
 
 
-def check_rows(rows: Sequence[PromptRow], host: SamplerHost, max_response_tokens: int) -> None:
+def check_rows(rows: Sequence[RolloutRequest], host: SamplerContext, max_response_tokens: int) -> None:
     """Refuses rows that cannot be answered, before any is sampled.
 
     Raises:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from titanrl.components.samplers.rules import check_rows
 from titanrl.errors import check_range
-from titanrl.protocols import Sample
+from titanrl.protocols import Completion
 from titanrl.registry import register
 
 if TYPE_CHECKING:
     import torch
 
-    from titanrl.protocols import PromptRow, SamplerHost
+    from titanrl.protocols import RolloutRequest, SamplerContext
 
 
 @register("sampler", "scripted")
@@ -45,7 +45,7 @@ class Scripted:
             raise ValueError("answers must hold at least one answer, got none.")
         check_range(self, "logprob", "[-inf, 0]")
 
-    def start(self, host: SamplerHost) -> ScriptedSampler:
+    def start(self, host: SamplerContext) -> ScriptedSampler:
         return ScriptedSampler(self, host)
 
 
@@ -54,7 +54,7 @@ class ScriptedSampler:
 
     ranks_per_engine = 1
 
-    def __init__(self, settings: Scripted, host: SamplerHost) -> None:
+    def __init__(self, settings: Scripted, host: SamplerContext) -> None:
         if host.tokenizer is None:
             raise ValueError("sampler 'scripted' needs the model's tokenizer, got none.")
         self._settings = settings
@@ -64,21 +64,21 @@ class ScriptedSampler:
 
     def sample(
         self,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
         max_tokens: int | None = None,
-    ) -> list[Sample]:
+    ) -> list[Completion]:
         """Returns one answer for each row; step, seed, temperature and greedy change nothing."""
         del step, seed, temperature, greedy
         longest = self._settings.max_response_tokens if max_tokens is None else max_tokens
         check_rows(rows, self._host, longest)
         return [self._answer(row, longest) for row in rows]
 
-    def _answer(self, row: PromptRow, longest: int) -> Sample:
+    def _answer(self, row: RolloutRequest, longest: int) -> Completion:
         settings = self._settings
         cycle = settings.answers[row.sample % len(settings.answers)]
         text = settings.by_prompt.get(row.text, cycle)
@@ -89,7 +89,7 @@ class ScriptedSampler:
         ids = ids[: next(ends) + 1]
         is_cut = len(ids) > longest
         ids = ids[:longest]
-        return Sample(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
+        return Completion(ids, [settings.logprob] * len(ids), finish_reason=1 if is_cut else 0)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Takes the version; the weights are never asked for, on no rank."""

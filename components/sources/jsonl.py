@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from titanrl.components.sources.dataset_files import json_lines
-from titanrl.components.sources.prompt_columns import PromptColumns, Prompts, checked_prompts
+from titanrl.components.sources.records.files import json_lines
+from titanrl.components.sources.records.prompts import PromptColumns, Prompts, checked_prompts
 from titanrl.registry import register
 
 __all__ = ["JSONLines"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from titanrl.components.sources.reasoning_gym_tasks import check_task, encode_entry
 from titanrl.errors import ConfigError, check_range
-from titanrl.ops.tasks import check_task, encode_entry
 from titanrl.protocols import Messages, Prompt
 from titanrl.registry import register
 

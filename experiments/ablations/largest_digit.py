@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from titanrl.errors import check_range
-from titanrl.protocols import FixedRow, Prompt
+from titanrl.protocols import Example, Prompt
 from titanrl.registry import register
 
 NUM_DIGITS = 4
@@ -73,7 +73,7 @@ class LargestDigitAnswers:
             while count < self.longest and numbers.random() < self.dots / (1 + self.dots):
                 count += 1
             digit = max(digits) if numbers.random() < self.right else numbers.choice("0123456789")
-            rows.append(FixedRow(f"{digits}:", f"={digit}" + "." * count))
+            rows.append(Example(f"{digits}:", f"={digit}" + "." * count))
         return Answers(tuple(rows))
 
 
@@ -81,12 +81,12 @@ class LargestDigitAnswers:
 class Answers:
     """Examples of one row each."""
 
-    rows: tuple[FixedRow, ...]
+    rows: tuple[Example, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+    def __getitem__(self, index: int) -> tuple[Example, ...]:
         return (self.rows[index],)
 
     def place(self, index: int) -> str:

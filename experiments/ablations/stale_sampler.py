@@ -15,7 +15,7 @@ from titanrl.errors import check_range
 from titanrl.registry import register
 
 if TYPE_CHECKING:
-    from titanrl.protocols import PromptRow, Sample, SamplerHost
+    from titanrl.protocols import Completion, RolloutRequest, SamplerContext
 
 __all__ = ["Stale", "StaleSampler"]
 
@@ -37,7 +37,7 @@ class Stale:
     def __post_init__(self) -> None:
         check_range(self, "delay", "[0, inf)")
 
-    def start(self, host: SamplerHost) -> StaleSampler:
+    def start(self, host: SamplerContext) -> StaleSampler:
         keys = ("temperature", "max_response_tokens", "max_rows")
         inner = build("sampler", {"name": "torch", **{key: getattr(self, key) for key in keys}})
         return StaleSampler(inner.start(host), host.engine, self.delay)
@@ -62,14 +62,14 @@ class StaleSampler:
 
     def sample(
         self,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
         max_tokens: int | None = None,
-    ) -> list[Sample]:
+    ) -> list[Completion]:
         """Returns one answer for each row; a temperature or greedy means that held-out prompts are asked."""
         if temperature is not None or greedy:
             return self._inner.sample(

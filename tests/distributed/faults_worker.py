@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from titanrl.config.engine_tables import Parallelism, Training
-from titanrl.engine import Engine, EngineConfig, start, update
+from titanrl.engine import Engine, EngineConfig, init_distributed, update
 from titanrl.ops.logprob import token_statistics
 
 
@@ -76,7 +76,7 @@ def uneven(folder: Path, rank: int) -> list[int]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    start()
+    init_distributed()
     mesh = init_device_mesh("cpu", (2,))
     sharded, replicated = [[3.0], [4.0]][rank], [12.0]
     seen = {

@@ -20,11 +20,11 @@ from tensordict import TensorDict
 import titanrl.engine
 from titanrl import register
 from titanrl.config import load
+from titanrl.data.prompts import training_prompts
 from titanrl.errors import TrainingError
-from titanrl.loop.answering import judged_answers
-from titanrl.loop.prompts import training_prompts
-from titanrl.loop.session import open_session
-from titanrl.loop.stages import sample, score
+from titanrl.rollout.generator import generate_and_score
+from titanrl.training.session import open_session
+from titanrl.training.stages import sample, score
 
 ASKED: list[int] = []
 """How many rows this rank's reward has been asked about, time by time."""
@@ -56,10 +56,10 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
         open_session(load(folder / "grpo.toml", overrides), folder, training_prompts, resume=False)
     ) as session:
         session.sampler.load(session.engine.weights(), version=0)
-        rows = session.feed.take(2, 2)
+        rows = session.feed.next_batch(2, 2)
         batch, _ = sample(session, rows, 0)
         scored, _ = score(session, batch)
-        judged = judged_answers(session, rows, step=0, seed=0)
+        judged = generate_and_score(session, rows, step=0, seed=0)
         try:
             score(session, batch)
         except TrainingError as error:

@@ -14,16 +14,18 @@ import torch
 
 import titanrl
 from titanrl.config.engine_tables import Parallelism, Training
+from titanrl.data.collate import collate_rollouts
 from titanrl.engine import Engine, EngineConfig, set_threads
-from titanrl.loop.buffer import assemble
-from titanrl.protocols import PromptRow, SamplerHost
+from titanrl.protocols import RolloutRequest, SamplerContext
 
 LENGTH = 64
 # The first rank gets all rows but one, so that the ranks decode for different times.
-ROWS = [PromptRow([1, *range(4, 10 + 5 * group)], group, sample) for group in range(3) for sample in range(3)]
+ROWS = [
+    RolloutRequest([1, *range(4, 10 + 5 * group)], group, sample) for group in range(3) for sample in range(3)
+]
 
 
-def rows_of(rank: int, degree: int) -> list[PromptRow]:
+def rows_of(rank: int, degree: int) -> list[RolloutRequest]:
     if degree == 1:
         return ROWS
     return ROWS[:-1] if rank == 0 else ROWS[-1:]
@@ -33,7 +35,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     training = Training(seq_len=LENGTH, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=case["model"], training=training, parallelism=Parallelism()))
     sampler = titanrl.build("sampler", case["sampler"]).start(
-        SamplerHost(
+        SamplerContext(
             model_path=case["model"], eos_ids=(2,), max_length=LENGTH, seed=0, engine=engine,
             dp_rank=engine.dp_rank, dp_degree=engine.dp_degree,
         )
@@ -43,7 +45,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     rows = ROWS if together else rows_of(engine.dp_rank, engine.dp_degree)
     answers = sampler.sample(rows, step=4, seed=11)
     none = sampler.sample(rows if together or engine.dp_rank == 0 else [], step=4, seed=11)
-    batch = assemble(rows, answers, decode=str, version=1)
+    batch = collate_rollouts(rows, answers, decode=str, version=1)
     gap = (engine.score(batch)["logprob"] - batch["sampler_logprob"])[batch["loss_mask"]].abs()
     sampler.close()
     engine.close()

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine import mesh as engine_mesh
-from titanrl.engine.gather import gather
 from titanrl.engine.host_memory import M_MMAP_THRESHOLD, resident_bytes
+from titanrl.engine.weights.gather import gather
 
 ROWS, COLUMNS = 2048, 2304
 """18 MiB: what an allocator or a kernel's count of pages errs by is small beside it."""

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.distributed.torchrun import launch
-from titanrl.loop.export import export_run
+from titanrl.engine.export import export_run
 from titanrl.models import tiny
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -22,12 +22,12 @@ from torchtitan.distributed import fsdp
 
 import titanrl
 from tests.distributed.batches import LENGTH, answers, deal, pairs, starved
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Optimizer, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig, pipeline, update
+from titanrl.engine.learner import Learner
 from titanrl.engine.settings import CriticModel, FrozenModel
-from titanrl.engine.trainee import Trainee
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
 
 # An epsilon of 1 keeps Adam smooth: otherwise the rounding of a gradient near 0 would be a whole step.
 OPTIMIZER = Optimizer(lr=0.1, eps=1.0, implementation="foreach")
@@ -43,14 +43,14 @@ LOSSES: dict[str, dict[str, Any]] = {
 STARVED = " starved"
 """Ends the name of a step in which ranks are without a trained token."""
 POLICY_SCORES = ("logprob", "entropy", "sum_pi_squared")
-TEACHER_SCORES = ("logprob", "likeliest_ids", "likeliest_logprob")
+TEACHER_SCORES = ("logprob", "topk_ids", "likeliest_logprob")
 BETA, ETA = 0.05, 0.01
 
 
 class Gradients:
     """Full gradients of each update before and after clipping, as the update's own clipping sees them."""
 
-    def __init__(self, trainees: list[Trainee]) -> None:
+    def __init__(self, trainees: list[Learner]) -> None:
         self.before: dict[str, torch.Tensor] = {}
         self.after: dict[str, torch.Tensor] = {}
         self._names = {
@@ -136,7 +136,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
                 found_there = offloaded.score(rows, TEACHER_SCORES)
                 assert all(torch.equal(found_there[key], value) for key, value in found.items())
             if name == "topk_distill":
-                rows["candidate_ids"] = found["likeliest_ids"]
+                rows["candidate_ids"] = found["topk_ids"]
                 rows["candidate_logprob"] = found["likeliest_logprob"]
         if engine.critic is not None:
             seen |= engine.critic.score(rows, ("value",))

@@ -18,8 +18,8 @@ from titanrl.ablation.comparison import compare
 from titanrl.ablation.files import read_results
 from titanrl.ablation.plan import plan
 from titanrl.config import load
-from titanrl.loop import loop
 from titanrl.models import tiny
+from titanrl.training import online
 
 __all__ = ["registry_as_before"]
 
@@ -81,5 +81,5 @@ def test_ablation_finds_that_k2_in_the_loss_holds_the_policy_back(
     # A run is what `titanrl train` makes of the same words, to the last bit on as many threads.
     monkeypatch.setattr("titanrl.engine.set_threads", lambda: torch.set_num_threads(1))
     run = plan(Path("kl.toml"), OVERRIDES).runs[3]
-    again = loop.train(load(run.base, [*run.overrides, 'run.folder="again"']))
+    again = online.train(load(run.base, [*run.overrides, 'run.folder="again"']))
     assert metrics(again) == metrics(run.folder.path)

@@ -14,8 +14,8 @@ import pytest
 from tests.e2e.test_training import ROOT, assert_resumes_bitwise, command, lines, weights
 from titanrl.config import load
 from titanrl.errors import ConfigError
-from titanrl.loop import loop, offline
 from titanrl.models import tiny
+from titanrl.training import offline, online
 
 FILE = """
 base = "{root}/experiments/algorithms/{preset}.toml"
@@ -111,7 +111,7 @@ def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Pa
 
 def test_supervised_loss_falls_to_nearly_nothing_on_a_few_answers(write: Any, tmp_path: Path) -> None:
     overrides = ["loop.steps=40", "loop.prompts_per_step=12", "evaluation.every=0", "checkpoint.enable=false"]
-    run = loop.train(load(write("sft"), overrides))
+    run = online.train(load(write("sft"), overrides))
     first, *_, last = lines(run)
     assert first["eval/loss"] > 3.0
     assert last["eval/loss"] < 0.05
@@ -119,7 +119,7 @@ def test_supervised_loss_falls_to_nearly_nothing_on_a_few_answers(write: Any, tm
 
 
 def test_preferences_are_learned_from_ln_2_on(write: Any) -> None:
-    first, *steps = lines(loop.train(load(write("dpo"))))
+    first, *steps = lines(online.train(load(write("dpo"))))
     assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert first["eval/margin"] == pytest.approx(0.0, abs=1e-6)
     assert steps[0]["loss/total"] == pytest.approx(0.693147, abs=1e-5)
@@ -129,7 +129,7 @@ def test_preferences_are_learned_from_ln_2_on(write: Any) -> None:
 
 
 def test_reward_model_learns_which_answer_is_better(write: Any) -> None:
-    first, *steps = lines(loop.train(load(write("rm"), ["loop.steps=8"])))
+    first, *steps = lines(online.train(load(write("rm"), ["loop.steps=8"])))
     assert steps[-1]["eval/loss"] < 0.7 * first["eval/loss"]
     assert steps[-1]["eval/accuracy"] == 1.0
 
@@ -137,7 +137,7 @@ def test_reward_model_learns_which_answer_is_better(write: Any) -> None:
 def test_every_metric_is_documented_and_rows_are_shown(write: Any) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     for preset in FORMATS:
-        run = loop.train(load(write(preset), ["loop.steps=2"]))
+        run = online.train(load(write(preset), ["loop.steps=2"]))
         for row in lines(run):
             for name in row.keys() - {"step"}:
                 documented = f"`{name}`" in page or f"`{name.replace('eval/', 'loss/')}`" in page
@@ -155,13 +155,13 @@ def test_bad_rows_and_rows_that_are_too_long_end_the_run_before_it_begins(write:
         (["training.seq_len=30"], r"messages\.jsonl:\d+: \[data\] has a row of \d+ tokens, more than"),
     ):
         with pytest.raises(ConfigError, match=message):
-            loop.train(load(write("sft"), overrides))
+            online.train(load(write("sft"), overrides))
     assert not (tmp_path / "runs").exists()
 
 
 def test_long_rows_are_dropped_and_counted_where_asked(write: Any) -> None:
     overrides = ["training.seq_len=60", "data.too_long=drop", "evaluation.data.too_long=drop"]
-    steps = lines(loop.train(load(write("sft"), overrides)))
+    steps = lines(online.train(load(write("sft"), overrides)))
     assert sum(step.get("data/dropped", 0.0) for step in steps) > 0
     assert all(step["data/row_tokens_max"] <= 60 for step in steps if step["step"])
     assert all(step["data/rows"] == 4 for step in steps if step["step"])

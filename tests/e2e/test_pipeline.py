@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from tests.e2e.test_training import ROOT, file, lines
 from titanrl.cli import app
 from titanrl.errors import ConfigError
-from titanrl.pipeline import run
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.settings import load_pipeline
+from titanrl.recipes import run
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.settings import load_pipeline
 
 __all__ = ["file"]
 
@@ -70,7 +70,7 @@ def pipeline(file: Path, tmp_path: Path) -> Path:
 
 def start(path: Path, *overrides: str) -> list[Any]:
     folder = path.parent / "out"
-    return run.run_pipeline(load_pipeline(path, folder, overrides), folder)
+    return run.run_recipe(load_pipeline(path, folder, overrides), folder)
 
 
 def test_stages_take_what_earlier_ones_left_and_end_in_a_table_and_a_picture(pipeline, capsys):
@@ -123,7 +123,9 @@ def test_stage_that_failed_is_carried_on_and_finished_ones_are_not_repeated(pipe
     assert len(done) == 8
     for stored in ("rl/run", "best/data"):
         config = pipeline.parent / "out" / stored / "experiment.toml"
-        kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample")]
+        kept = [
+            each for each in config.read_text().splitlines() if not each.startswith("max_resample_attempts")
+        ]
         config.write_text("\n".join(["# Made before there was another key.", *kept]))
     assert start(pipeline) == results
     with pytest.raises(ConfigError, match=r"stage 'rl' was finished with other values of optimizer\.lr; rem"):

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from tests.e2e.test_training import FILE, ROOT, assert_resumes_bitwise, command, lines
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
-from titanrl.loop import loop
-from titanrl.loop.export import export_run
+from titanrl.engine.export import export_run
 from titanrl.models import tiny
+from titanrl.training import online
 
 CRITIC = """
 [critic.optimizer]
@@ -51,17 +51,17 @@ def both(run: Path, to: Path) -> dict[str, torch.Tensor]:
 
 
 def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, monkeypatch):
-    assert_resumes_bitwise(file, (1, 2), within=loop, weights=both, monkeypatch=monkeypatch)
+    assert_resumes_bitwise(file, (1, 2), within=online, weights=both, monkeypatch=monkeypatch)
 
 
 def test_policy_stands_still_while_the_critic_warms_up_and_all_metrics_are_documented(file, tmp_path):
-    run = loop.train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
+    run = online.train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
     rows = {row["step"]: row for row in lines(run)}
     assert [rows[step]["critic/warmup"] for step in (1, 2)] == [1.0, 0.0]
     assert "loss/total" not in rows[1]
     assert rows[1]["kl/value"] == pytest.approx(0.0, abs=1e-5)
     assert rows[2]["loss/clip_fraction"] > 0
-    assert [rows[step]["update/left_out"] > 0 for step in (1, 2)] == [False, True]
+    assert [rows[step]["update/early_stopped"] > 0 for step in (1, 2)] == [False, True]
     assert all(rows[step]["critic/grad_norm"] > 0 for step in (1, 2))
     assert rows[2]["critic/lr"] == pytest.approx(1e-2)
     for row in rows.values():
@@ -76,7 +76,7 @@ def test_critic_learns_what_a_constant_reward_is_worth_at_each_token(file):
         "algorithm.advantage.lam=1.0", "critic.warmup_steps=11", "loop.steps=12", "checkpoint.enable=false",
         "algorithm.kl=", "reference=",
     ]  # fmt: skip
-    run = loop.train(load(file, overrides))
+    run = online.train(load(file, overrides))
     explained = [row["critic/explained_variance"] for row in lines(run) if row["step"]]
     assert explained[0] == pytest.approx(0.0, abs=1e-6)  # A new head says 0 everywhere.
     assert explained[-1] > 0.5
@@ -95,7 +95,7 @@ def shared(file: Path) -> Path:
 
 
 def test_resumed_run_with_a_shared_critic_goes_on_bitwise(file, monkeypatch):
-    assert_resumes_bitwise(shared(file), (1, 2), within=loop, weights=policy, monkeypatch=monkeypatch)
+    assert_resumes_bitwise(shared(file), (1, 2), within=online, weights=policy, monkeypatch=monkeypatch)
 
 
 def test_shared_critic_learns_on_the_policys_body_and_leaves_it_a_language_model(file, tmp_path):
@@ -105,9 +105,9 @@ def test_shared_critic_learns_on_the_policys_body_and_leaves_it_a_language_model
         "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
         "algorithm.advantage.lam=1.0", "algorithm.advantage.bootstrap=truncated", "loop.steps=12",
         "algorithm.kl=", "reference=", "critic.loss.clip=inf", "critic.coefficient=1.0",
-        "algorithm.reward_scaling=", "loop.max_update_kl=",
+        "algorithm.reward_scaling=", "loop.target_kl=",
     ]  # fmt: skip
-    run = loop.train(load(shared(file), overrides))
+    run = online.train(load(shared(file), overrides))
     rows = [row for row in lines(run) if row["step"]]
     assert rows[0]["critic/explained_variance"] == pytest.approx(
         0.0, abs=1e-6

@@ -9,8 +9,8 @@ import pytest
 from tests.e2e.test_training import ROOT, lines
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
-from titanrl.loop import loop
 from titanrl.models import tiny
+from titanrl.training import online
 
 # A random reward model and a policy that cannot add: only the score of the reward model can rise. Held to its
 # reference the policy would stay where it is.
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rewarding = tiny.create(tmp_path / "rewarding", head="value", scale=0.3, seed=1)
     places = [f"model.path='{policy}'", f"run.folder='{tmp_path}'"]
     places += [f"{table}.path='{rewarding}'" for table in ("reward.0", "critic")]
-    return loop.train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
+    return online.train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
 
 
 def test_reward_model_that_is_exploited_raises_the_alert_of_reward_hacking(run):

@@ -14,9 +14,9 @@ from tensordict import TensorDict
 import titanrl
 from tests.e2e.test_training import ROOT, lines
 from titanrl.config import load
-from titanrl.loop import loop
-from titanrl.loop.export import export_run
+from titanrl.engine.export import export_run
 from titanrl.models import tiny
+from titanrl.training import online
 
 DATA = ROOT / "tests" / "experiments" / "data"
 FILE = """
@@ -77,7 +77,7 @@ def train(tmp_path: Path) -> Any:
         path = tmp_path / f"{preset}.toml"
         names |= {"root": ROOT, "folder": tmp_path, "data": DATA, "preset": preset, "model": model}
         path.write_text((FILE + tables).format(**names))
-        return loop.train(load(path, overrides))
+        return online.train(load(path, overrides))
 
     return train
 

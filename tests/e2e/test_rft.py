@@ -14,7 +14,7 @@ from tests.e2e.test_training import FILE, ROOT, file, lines
 from titanrl.components.sources.dataset import Dataset
 from titanrl.config import Experiment, load
 from titanrl.errors import ConfigError
-from titanrl.loop import rft
+from titanrl.rollout import rejection_sampling
 
 __all__ = ["FILE", "file"]
 
@@ -32,7 +32,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_answers_are_those_that_the_source_of_fixed_answers_reads(file, tmp_path):
-    path = rft.collect(asked(file), tmp_path / "data")
+    path = rejection_sampling.collect(asked(file), tmp_path / "data")
     rows, prompts = lines(path.parent, path.name), lines(path.parent, "prompts.jsonl")
     assert [line["prompt_index"] for line in prompts] == list(range(7))
     assert [row["prompt_index"] for row in rows] == sorted(2 * list(range(7)))
@@ -52,7 +52,7 @@ def test_answers_are_those_that_the_source_of_fixed_answers_reads(file, tmp_path
 
 def test_pairs_have_the_better_answer_first(file, tmp_path):
     experiment = asked(file, "rft.keep=1", "rft.write=pairs")
-    path = rft.collect(experiment, tmp_path / "pairs")
+    path = rejection_sampling.collect(experiment, tmp_path / "pairs")
     examples = Dataset(path=str(path), format="preference").open()
     rows = lines(path.parent, path.name)
     assert len(examples) == len(rows) >= 5
@@ -63,8 +63,8 @@ def test_pairs_have_the_better_answer_first(file, tmp_path):
 
 
 def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_path, monkeypatch):
-    whole = texts(rft.collect(asked(file), tmp_path / "whole").parent)
-    original, calls = rft.judged_answers, []
+    whole = texts(rejection_sampling.collect(asked(file), tmp_path / "whole").parent)
+    original, calls = rejection_sampling.generate_and_score, []
 
     def broken(*arguments: Any, **settings: Any) -> Any:
         calls.append(1)
@@ -72,43 +72,43 @@ def test_broken_off_anywhere_and_called_again_gives_the_same_files(file, tmp_pat
             raise KeyboardInterrupt
         return original(*arguments, **settings)
 
-    monkeypatch.setattr(rft, "judged_answers", broken)
+    monkeypatch.setattr(rejection_sampling, "generate_and_score", broken)
     folder = tmp_path / "data"
     with pytest.raises(KeyboardInterrupt):
-        rft.collect(asked(file), folder)
+        rejection_sampling.collect(asked(file), folder)
     assert len(lines(folder, "prompts.jsonl")) == 2
     # As a kill leaves it: the rows of a prompt that isn't finished, and half a line.
     with (folder / "answers.jsonl").open("a") as rows:
         rows.write('{"prompt_index": 2, "prompt": "say 2", "completion": "stale"}\n{"prompt_index": 3, "pro')
     with (folder / "prompts.jsonl").open("a") as prompts:
         prompts.write('{"prompt_ind')
-    rft.collect(asked(file), folder)
+    rejection_sampling.collect(asked(file), folder)
     assert texts(folder) == whole
     # What is finished is not sampled again.
     count = len(calls)
-    rft.collect(asked(file), folder)
+    rejection_sampling.collect(asked(file), folder)
     assert len(calls) == count
     config = folder / "experiment.toml"
-    kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample")]
+    kept = [each for each in config.read_text().splitlines() if not each.startswith("max_resample_attempts")]
     config.write_text("\n".join(["# Begun before there was another key.", *kept]))
-    rft.collect(asked(file), folder)
+    rejection_sampling.collect(asked(file), folder)
     with pytest.raises(ConfigError, match=r"begun with other values of rft\.min_reward; name a new folder"):
-        rft.collect(asked(file, "rft.min_reward=-0.5"), folder)
+        rejection_sampling.collect(asked(file, "rft.min_reward=-0.5"), folder)
 
 
 def test_folder_of_something_else_and_too_many_prompts_are_refused(file, tmp_path):
     with pytest.raises(ConfigError, match=r"--to must name a new folder, got '.*', which holds other files"):
-        rft.collect(asked(file), tmp_path / "model")
+        rejection_sampling.collect(asked(file), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the prompts there are, got 8"):
-        rft.collect(asked(file, "rft.num_prompts=8"), tmp_path / "data")
+        rejection_sampling.collect(asked(file, "rft.num_prompts=8"), tmp_path / "data")
     with pytest.raises(ConfigError, match=r"\[rft\] is missing; add it"):
-        rft.collect(load(file), tmp_path / "data")
+        rejection_sampling.collect(load(file), tmp_path / "data")
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_write_what_one_writes(file, tmp_path):
-    one = texts(rft.collect(asked(file), tmp_path / "one").parent)
+    one = texts(rejection_sampling.collect(asked(file), tmp_path / "one").parent)
     overrides = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.unfinished=true", "rft.keep=2")
     command = [sys.executable, "-m", "titanrl", "rft", str(file), "--to", str(tmp_path / "two"), "--nproc=2"]
     done = subprocess.run(

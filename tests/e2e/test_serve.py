@@ -26,12 +26,12 @@ from tests.e2e.test_training import FILE, ROOT, file
 from titanrl.cli.target import target_of
 from titanrl.components.samplers.torch import TorchSampler
 from titanrl.config import load
-from titanrl.loop import loop
-from titanrl.loop.export import export_run
-from titanrl.model_server import serve_model
+from titanrl.engine.export import export_run
 from titanrl.models import tiny
-from titanrl.protocols import Sample
-from titanrl.verify import verified
+from titanrl.preflight.verify import load_checked
+from titanrl.protocols import Completion
+from titanrl.serve.model import serve_model
+from titanrl.training import online
 
 __all__ = ["file"]
 
@@ -115,7 +115,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
     @contextmanager
     def serving(file: Path, *overrides: str, **options: Any) -> Iterator[str]:
         said: queue.Queue[str | BaseException] = queue.Queue()
-        experiment = verified(file, overrides, 1)
+        experiment = load_checked(file, overrides, 1)
         settings = {"best_of": None, "reward": None, "host": "127.0.0.1", "port": 0, **options}
 
         def work() -> None:
@@ -147,7 +147,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = TorchSampler.sample
 
-    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
         seen.append(len(rows))
         return real(self, rows, **given)
 
@@ -181,7 +181,7 @@ def test_waiting_requests_share_a_call_and_are_answered_as_if_alone(
 ) -> None:
     started, go, counted = threading.Event(), threading.Event(), TorchSampler.sample
 
-    def held(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+    def held(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
         started.set()
         assert go.wait(60)
         return counted(self, rows, **given)
@@ -205,7 +205,7 @@ def test_waiting_requests_share_a_call_and_are_answered_as_if_alone(
 
 def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Returns what says how many requests have been handed to the model from now on."""
-    from titanrl.serving import Batcher
+    from titanrl.serve.http import Batcher
 
     seen: list[int] = []
     real = Batcher.submit
@@ -248,7 +248,7 @@ def test_reward_model_chooses_without_a_reference_answer(
     seen: list[list[int]] = []
     real = TorchSampler.sample
 
-    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Sample]:
+    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
         found = real(self, rows, **given)
         # The model reads what stands before the last token of an answer.
         seen.extend([*row.prompt_ids, *each.ids[:-1]] for row, each in zip(rows, found, strict=True))
@@ -328,7 +328,7 @@ def test_run_is_served_by_its_newest_checkpoint_and_ctrl_c_answers_what_was_aske
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = loop.train(load(file, ["loop.steps=2", "evaluation="]))
+    run = online.train(load(file, ["loop.steps=2", "evaluation="]))
     slow = f"reward=[{{name='served_slow', path='{tmp_path}/asked'}}]"
     # Neither [prompts] that are gone nor that several ranks trained keeps a run from being served.
     (tmp_path / "prompts.jsonl").unlink()

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
+from titanrl.engine.export import export_run
 from titanrl.errors import TrainingError
-from titanrl.loop import loop
-from titanrl.loop.export import export_run
 from titanrl.models import tiny
+from titanrl.training import online
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -103,7 +103,7 @@ def assert_resumes_bitwise(
         within: the module whose train_step the experiment calls. weights: of a run, exported to a folder.
         overrides: of the runs that are stopped.
     """
-    whole = loop.train(load(file, ["run.name=whole"]))
+    whole = online.train(load(file, ["run.name=whole"]))
     expected = weights(whole, file.parent / "whole")
     original = within.train_step
     for stop in stops:
@@ -116,9 +116,9 @@ def assert_resumes_bitwise(
 
         monkeypatch.setattr(within, "train_step", broken)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(experiment)
+            online.train(experiment)
         monkeypatch.setattr(within, "train_step", original)
-        resumed = loop.train(experiment, resume=True)
+        resumed = online.train(experiment, resume=True)
         found = weights(resumed, file.parent / f"stopped{stop}")
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         kept = [
@@ -129,20 +129,20 @@ def assert_resumes_bitwise(
 
 
 def test_run_stopped_at_any_step_and_resumed_gives_the_same_weights_bitwise(file, monkeypatch):
-    assert_resumes_bitwise(file, (1, 2, 3), within=loop, weights=weights, monkeypatch=monkeypatch)
+    assert_resumes_bitwise(file, (1, 2, 3), within=online, weights=weights, monkeypatch=monkeypatch)
 
 
 def test_workers_change_nothing_and_a_run_stopped_with_them_resumes_bitwise(file, monkeypatch):
     overrides = ["loop.data_workers=2"]
     assert_resumes_bitwise(
-        file, [2], within=loop, weights=weights, monkeypatch=monkeypatch, overrides=overrides
+        file, [2], within=online, weights=weights, monkeypatch=monkeypatch, overrides=overrides
     )
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
 def test_killed_process_resumes_to_the_same_weights_bitwise(file, tmp_path):
-    whole = loop.train(load(file, ["run.name=whole"]))
+    whole = online.train(load(file, ["run.name=whole"]))
     process = subprocess.Popen(command(file), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "runs" / "tiny"
     deadline = time.monotonic() + 120
@@ -188,7 +188,7 @@ def test_two_processes_give_the_run_of_one(file, tmp_path):
 
 
 def test_every_metric_is_documented_and_every_run_file_is_there(file):
-    run = loop.train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
+    run = online.train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
     documented = documented_metrics("repetition")
     for row in lines(run):
         for name in row.keys() - {"step"}:
@@ -207,15 +207,15 @@ def test_every_metric_is_documented_and_every_run_file_is_there(file):
 
 
 def test_the_written_file_gives_the_run_again(file, tmp_path):
-    first = loop.train(load(file, ["loop.steps=2"]))
-    again = loop.train(load(first / "experiment.toml"))
+    first = online.train(load(file, ["loop.steps=2"]))
+    again = online.train(load(first / "experiment.toml"))
     assert [row.get("loss/total") for row in lines(first)] == [row.get("loss/total") for row in lines(again)]
     assert again != first
 
 
 def test_batch_of_equal_rewards_moves_nothing_and_is_counted(file, tmp_path):
     overrides = ["reward=[{name='exact_match'}]", "drop=['algorithm.kl','reference']", "loop.steps=1"]
-    run = loop.train(load(file, overrides))
+    run = online.train(load(file, overrides))
     (row,) = (row for row in lines(run) if row["step"] == 1)
     assert row["update/skipped"] == 1.0
     assert row["advantage/frac_zero_std"] == 1.0
@@ -225,10 +225,11 @@ def test_batch_of_equal_rewards_moves_nothing_and_is_counted(file, tmp_path):
 
 def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
     overrides = [
-        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]", "loop.max_resample=1",
+        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]",
+        "loop.max_resample_attempts=1",
     ]  # fmt: skip
     with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
-        loop.train(load(file, overrides))
+        online.train(load(file, overrides))
 
 
 def test_reward_that_raises_costs_its_rows_alone_and_says_why_once(file, tmp_path, capsys):
@@ -247,7 +248,7 @@ def test_reward_that_raises_costs_its_rows_alone_and_says_why_once(file, tmp_pat
         f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure=-1.0}]",
         "loop.steps=2", "evaluation=",
     ]  # fmt: skip
-    run = loop.train(load(file, overrides))
+    run = online.train(load(file, overrides))
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("reward brittle_training failed: RuntimeError: even; such answers get its failure") == 1
     rows = lines(run, "samples.jsonl")

@@ -14,7 +14,7 @@ import torch
 
 from titanrl.components.samplers.vllm import CPU_HEAD_DIMS, VLLM
 from titanrl.models import tiny
-from titanrl.protocols import PromptRow, Sample, SamplerHost
+from titanrl.protocols import Completion, RolloutRequest, SamplerContext
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,8 +32,8 @@ def make(path: Path, seed: int, family: Any = "llama", tied: bool = True) -> Pat
     )
 
 
-def host_of(folder: Path, **fields: Any) -> SamplerHost:
-    return SamplerHost(model_path=str(folder), eos_ids=(2,), max_length=LENGTH, seed=0, **fields)
+def host_of(folder: Path, **fields: Any) -> SamplerContext:
+    return SamplerContext(model_path=str(folder), eos_ids=(2,), max_length=LENGTH, seed=0, **fields)
 
 
 def start(folder: Path, **settings: Any) -> Any:
@@ -47,11 +47,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(str(folder / "model.safetensors"))
 
 
-def rows_of(samples: int = 1, groups: Sequence[int] = (0, 1, 2)) -> list[PromptRow]:
-    return [PromptRow(PROMPTS[group], group, sample) for group in groups for sample in range(samples)]
+def rows_of(samples: int = 1, groups: Sequence[int] = (0, 1, 2)) -> list[RolloutRequest]:
+    return [RolloutRequest(PROMPTS[group], group, sample) for group in groups for sample in range(samples)]
 
 
-def assert_same(left: list[Sample], right: list[Sample], tolerance: float = 1e-5) -> None:
+def assert_same(left: list[Completion], right: list[Completion], tolerance: float = 1e-5) -> None:
     assert [list(sample.ids) for sample in left] == [list(sample.ids) for sample in right]
     for one, other in zip(left, right, strict=True):
         torch.testing.assert_close(
@@ -158,7 +158,7 @@ def test_samples_follow_their_seeds_whatever_the_batch(untouched: Any) -> None:
 
 
 def test_answers_hold_their_end_token(untouched: Any) -> None:
-    rows = [PromptRow(PROMPTS[1], 0, sample) for sample in range(100)]
+    rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(100)]
     answers = untouched.sample(rows, step=0, seed=0, temperature=2.0)
     assert {answer.finish_reason for answer in answers} == {0, 1}
     for answer in answers:
@@ -172,7 +172,7 @@ def test_only_the_stated_tokens_end_an_answer(untouched: Any, monkeypatch: pytes
     # The folder's generation_config.json names token 2, which vLLM would add by itself.
     free = untouched.sample(rows_of(), step=0, seed=0)
     monkeypatch.setattr(untouched, "_stops", [free[0].ids[3]])
-    rows = [PromptRow(PROMPTS[1], 0, sample) for sample in range(100)]
+    rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(100)]
     answers = untouched.sample(rows, step=0, seed=0, temperature=2.0)
     assert any(2 in answer.ids[:-1] for answer in answers)
     stopped = untouched.sample(rows_of(), step=0, seed=0)[0]
@@ -199,7 +199,7 @@ def test_broken_weights_are_refused_and_never_sampled(untouched: Any, folders: t
 
 def test_impossible_requests_are_refused(untouched: Any) -> None:
     with pytest.raises(ValueError, match="makes 129, more than the 128"):
-        untouched.sample([PromptRow([1] * 113, 0, 0)], step=0, seed=0)
+        untouched.sample([RolloutRequest([1] * 113, 0, 0)], step=0, seed=0)
     with pytest.raises(ValueError, match=r"temperature must be in .0.01, 2."):
         untouched.sample(rows_of(), step=0, seed=0, temperature=0.0)
     assert untouched.sample([], step=0, seed=0) == []
@@ -257,9 +257,9 @@ def test_beside_a_trainer_it_samples_as_the_trainer_scores(
 ) -> None:
     """Of a critic's head on the policy's body the sampler hears nothing."""
     from titanrl.config.engine_tables import Training
+    from titanrl.data.collate import collate_rollouts
     from titanrl.engine.engine import Engine, EngineConfig
     from titanrl.engine.settings import CriticModel
-    from titanrl.loop.buffer import assemble
 
     tied, shared = tied_and_shared
     folder = make(tmp_path / "model", 0, tied=tied)
@@ -273,7 +273,7 @@ def test_beside_a_trainer_it_samples_as_the_trainer_scores(
             sampler.sample(rows_of(), step=0, seed=0)
         sampler.load(engine.weights(), version=0)
         rows = rows_of(4)
-        batch = assemble(rows, sampler.sample(rows, step=0, seed=0), decode=str, version=0)
+        batch = collate_rollouts(rows, sampler.sample(rows, step=0, seed=0), decode=str, version=0)
         scored = engine.score(batch)["logprob"]
         mask = batch["loss_mask"]
         assert float((scored - batch["sampler_logprob"])[mask].abs().mean()) < 1e-4

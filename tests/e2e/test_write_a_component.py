@@ -13,8 +13,8 @@ import torch
 
 import titanrl
 from tests.unit.config.conftest import registry_as_before
+from titanrl.algorithm.objective import Objective
 from titanrl.config import load
-from titanrl.objective import Objective
 
 __all__ = ["registry_as_before"]
 

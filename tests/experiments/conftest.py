@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from titanrl.config import load
-from titanrl.loop import loop, run
 from titanrl.models import tiny
+from titanrl.training import online, run
 
 ROOT = Path(__file__).parents[2]
 SIZES = """
@@ -128,7 +128,7 @@ def train(write: Write, monkeypatch: pytest.MonkeyPatch) -> Train:
 
         with monkeypatch.context() as patch:
             patch.setattr(run, "open_session", opened)
-            folder = loop.train(load(write(preset, adds), overrides))
+            folder = online.train(load(write(preset, adds), overrides))
         steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return Trained(steps, before, dict(sessions[0].engine.weights()), sessions[0])
 

@@ -10,14 +10,14 @@ from matplotlib.image import imread
 
 from tests.unit.config.conftest import registry_as_before
 from titanrl.ablation.files import read_results
-from titanrl.ablation.findings import findings, panels, published
-from titanrl.ablation.picture import draw
 from titanrl.ablation.plan import outline, plan
+from titanrl.ablation.plot import plot
 from titanrl.config import load
 from titanrl.config.experiment import Experiment
-from titanrl.loop.loop import train
 from titanrl.models import tiny
 from titanrl.report.jsonl import read_jsonl
+from titanrl.training.online import train
+from tools.findings import findings, panels, published
 
 __all__ = ["registry_as_before"]
 
@@ -74,7 +74,7 @@ def test_stale_sampler_answers_with_the_weights_of_the_step_before(model: Path, 
     gaps = {}
     for name, overrides in (("fresh", []), ("stale", [stale])):
         experiment = load(FOLDER / "base.toml", [*own, *overrides, f"run.name={name}", "loop.steps=3"])
-        gaps[name] = [line["sample/logprob_gap"] for line in trained(experiment)[1:]]
+        gaps[name] = [line["sample/logprob_diff"] for line in trained(experiment)[1:]]
     assert gaps["stale"][0] == pytest.approx(gaps["fresh"][0])
     assert max(gaps["fresh"]) < 1e-4
     assert min(gaps["stale"][1:]) > 1e-3
@@ -98,7 +98,7 @@ def test_findings_are_what_the_results_say() -> None:
 
 
 def test_picture_of_the_findings_is_what_the_results_draw(tmp_path: Path) -> None:
-    drawn = imread(draw(panels(FILES, FOLDER / "results"), tmp_path / "findings.png"))
+    drawn = imread(plot(panels(FILES, FOLDER / "results"), tmp_path / "findings.png"))
     stored = imread(ROOT / "docs" / "findings.png")
     assert drawn.shape == stored.shape, "make docs"
     assert abs(drawn - stored).mean() < 0.002, "make docs"

@@ -20,7 +20,7 @@ def test_two_policy_mode_scores_nothing_and_reports_the_gap(
     monkeypatch.setattr(Engine, "score", lambda *_: pytest.fail("a scoring pass"))
     trained = train("dppo")
     # The torch sampler decodes with the trainer's weights: only rounding differs.
-    assert all(0 <= step["sample/logprob_gap"] < 1e-4 for step in trained.steps)
+    assert all(0 <= step["sample/logprob_diff"] < 1e-4 for step in trained.steps)
     assert all(step["loss/approx_kl"] < 1e-6 for step in trained.steps)
 
 
@@ -43,7 +43,7 @@ def test_rows_without_advantage_may_be_skipped_with_the_same_gradient(train: Tra
 
 def test_two_policy_mode_of_several_optimizer_steps_has_no_gap_to_report(train: Train) -> None:
     trained = train("dppo", overrides=["loop.epochs=2", "loop.steps=1", "optimizer.lr=1e-2"])
-    assert "sample/logprob_gap" not in trained.steps[0]
+    assert "sample/logprob_diff" not in trained.steps[0]
     assert trained.steps[0]["loss/approx_kl"] > 1e-4
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from titanrl.models import tiny
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.run import run_pipeline
-from titanrl.pipeline.settings import load_pipeline
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.run import run_recipe
+from titanrl.recipes.settings import load_pipeline
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "pipelines"
 # Tiny answers are never right, so letters that don't repeat are rewarded.
@@ -43,7 +43,7 @@ def test_shipped_pipeline_runs_from_its_first_stage_to_its_last(name, tmp_path):
         overrides += [f"{stage.name}.{each}" for each in own]
     pipeline = load_pipeline(path, tmp_path / "out", overrides)
     check_pipeline(pipeline, tmp_path / "out", 1)
-    results = run_pipeline(pipeline, tmp_path / "out")
+    results = run_recipe(pipeline, tmp_path / "out")
     assert [each.name for each in results] == ["start", *(stage.name for stage in plain.stage)]
     assert results[-1].scores is not None
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == len(results)

@@ -52,7 +52,7 @@ def test_cached_run_is_the_online_one_and_needs_no_second_model(
     assert online.session.engine.frozen.keys() == {"reference"}
     assert not first.session.engine.frozen
     (name,) = files(tmp_path)
-    monkeypatch.setattr("titanrl.engine.role.Role.score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr("titanrl.engine.scoring_model.Role.score", lambda *_: pytest.fail("scored again"))
     built: list[Any] = []
     role = Engine._role
     monkeypatch.setattr(

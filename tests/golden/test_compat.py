@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDict
 
 from titanrl import PolicyOutputs
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
+from titanrl.algorithm.objective import Objective
+from titanrl.algorithm.table import Algorithm
 from titanrl.config import load
-from titanrl.loop.estimate import estimate, weigh
-from titanrl.objective import Objective
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "compat"
@@ -215,7 +215,7 @@ def batch_of(algorithm: Algorithm) -> TensorDict:
 def check(preset: str, algorithm: Algorithm) -> None:
     """Fails unless the algorithm computes what the framework does."""
     one = FRAMEWORKS[preset]
-    batch, _ = estimate(batch_of(algorithm), algorithm)
+    batch, _ = compute_advantages(batch_of(algorithm), algorithm)
     mask, expected = batch["loss_mask"], one.advantage()
     got = batch["advantage"].double() * POPULATION.get(preset, 1.0)
     torch.testing.assert_close(got[mask], padded(expected).double()[mask], rtol=1e-6, atol=1e-7)
@@ -225,7 +225,7 @@ def check(preset: str, algorithm: Algorithm) -> None:
     objective = Objective(loss=algorithm.loss, kl=None if kl is None else kl.estimator)
     coefficients = torch.tensor([0.0 if kl is None else kl.controller.coefficient, 0.0])
     logprob = padded(LOGPROB).double().requires_grad_()
-    value, _ = objective(PolicyOutputs(logprob=logprob), weigh(batch, algorithm), coefficients)
+    value, _ = objective(PolicyOutputs(logprob=logprob), compute_loss_weights(batch, algorithm), coefficients)
     if (
         one.trust_region is None
     ):  # dppo_tv has another value with the same gradient, for ratios within exp(20)

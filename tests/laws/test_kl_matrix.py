@@ -18,14 +18,14 @@ from tensordict import TensorDict
 import titanrl
 from tests.laws.estimate_batches import Shape, scored_batch
 from titanrl import PolicyOutputs
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
+from titanrl.algorithm.objective import Objective
+from titanrl.algorithm.table import Algorithm
 from titanrl.config.checks import cross_problems
 from titanrl.config.load import read
-from titanrl.decode import decode
-from titanrl.loop.estimate import estimate, weigh
-from titanrl.objective import Objective
 from titanrl.ops.masked import where0
 from titanrl.ops.sequence import is_last_trainable
+from titanrl.registry.decode import decode
 
 PRESETS = sorted((Path(__file__).parents[2] / "experiments" / "algorithms").glob("*.toml"))
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=[path.stem for path in PRESETS])
@@ -111,7 +111,7 @@ def evaluate(chosen: Algorithm, batch: TensorDict) -> tuple[torch.Tensor, torch.
     objective = Objective(loss=chosen.loss, kl=None if term is None else term.estimator)
     beta = 0.0 if term is None else term.controller.coefficient
     policy = policy_of(batch)
-    total, _ = objective(policy, weigh(batch, chosen), torch.tensor([beta, 0.0]))
+    total, _ = objective(policy, compute_loss_weights(batch, chosen), torch.tensor([beta, 0.0]))
     if not total.requires_grad:
         return total, torch.zeros_like(policy.logprob)
     (gradient,) = torch.autograd.grad(total, policy.logprob, materialize_grads=True)
@@ -133,9 +133,9 @@ def k_of(batch: TensorDict, name: str) -> torch.Tensor:
 @every_preset
 def test_kl_in_the_loss_adds_value_and_gradient(preset: Path) -> None:
     plain = algorithm(preset, None)
-    batch, _ = estimate(step(plain), plain)
+    batch, _ = compute_advantages(step(plain), plain)
     base, base_gradient = evaluate(plain, batch)
-    mask, weight = batch["loss_mask"], weigh(batch, plain)["loss_weight"]
+    mask, weight = batch["loss_mask"], compute_loss_weights(batch, plain)["loss_weight"]
     difference = where0(mask, policy_of(batch).logprob.detach() - batch["ref_logprob"])
     assert mask.any()
     for table, coefficient, name, gradient in cells("loss"):
@@ -143,7 +143,7 @@ def test_kl_in_the_loss_adds_value_and_gradient(preset: Path) -> None:
         assert problems(chosen) == []
         value, slope = ESTIMATORS[name]
         slope = slope if gradient == "pathwise" else ESTIMATORS["k2"][1]
-        total, got = evaluate(chosen, estimate(step(chosen), chosen)[0])
+        total, got = evaluate(chosen, compute_advantages(step(chosen), chosen)[0])
         expected = coefficient * (weight * value(difference)).sum()
         torch.testing.assert_close(total - base, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got - base_gradient, coefficient * weight * slope(difference))
@@ -163,7 +163,7 @@ def test_kl_in_the_reward_is_taken_off_or_refused_with_a_remedy(preset: Path) ->
             assert f"'{remedy}'" in refusal[0]
             assert problems(algorithm(preset, {**table, "placement": remedy})) == []
             continue
-        batch, metrics = estimate(step(chosen), advanced(chosen))
+        batch, metrics = compute_advantages(step(chosen), advanced(chosen))
         placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
         torch.testing.assert_close(batch["token_reward"], placed - coefficient * k_of(batch, name))
         assert batch["advantage"].isfinite().all()
@@ -175,11 +175,11 @@ def test_kl_in_the_advantage_is_taken_off_any_estimator(preset: Path) -> None:
     plain = algorithm(preset, None)
     if plain.advantage is None:
         pytest.skip("trains without advantages")
-    before = estimate(step(plain), plain)[0]
+    before = compute_advantages(step(plain), plain)[0]
     for table, coefficient, name, _ in cells("advantage"):
         chosen = advanced(algorithm(preset, table))
         assert problems(chosen) == []
-        batch, _ = estimate(step(chosen), chosen)
+        batch, _ = compute_advantages(step(chosen), chosen)
         expected = before["advantage"] - coefficient * k_of(batch, name)
         torch.testing.assert_close(batch["advantage"], expected)
 

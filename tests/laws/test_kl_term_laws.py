@@ -15,7 +15,7 @@ from tests.laws.batches import sample
 from tests.laws.kl_estimators import build, every_gradient, gradients
 from tests.laws.stop_gradient import central_differences
 from tests.laws.test_loss_compiles import check_all_lengths, run_eagerly
-from titanrl.objective import Objective
+from titanrl.algorithm.objective import Objective
 
 every_estimator = pytest.mark.parametrize("name", titanrl.names("kl"))
 

@@ -18,7 +18,7 @@ import titanrl
 from tests.laws import batches
 from tests.laws.loss_tables import Table, table_id, tables
 from titanrl import PolicyOutputs
-from titanrl.objective import Objective, compiled
+from titanrl.algorithm.objective import Objective, compiled
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (9, 16, 17, 33, 8, 12, 25, 40, 3, 64, 2, 50)
@@ -139,7 +139,7 @@ def test_compiled_loss_follows_each_float_field(name: str, field: str) -> None:
 SCRIPT = """
 import sys, torch, titanrl
 from tests.laws.test_loss_compiles import float32, run
-from titanrl.objective import Objective, compiled
+from titanrl.algorithm.objective import Objective, compiled
 objective = Objective(loss=titanrl.build("loss", {"name": "ppo_clip", "clip_high": float(sys.argv[1])}))
 fast = compiled(objective)
 for length in (16, 24):

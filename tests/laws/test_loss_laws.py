@@ -19,7 +19,7 @@ from tests.laws.batches import LAW, Batch
 from tests.laws.loss_tables import Table, table_id, tables
 from tests.laws.stop_gradient import central_differences
 from titanrl import PolicyOutputs
-from titanrl.objective import Objective
+from titanrl.algorithm.objective import Objective
 
 ALL = tables()
 SILENT = [table for table in ALL if getattr(titanrl.build("loss", table), "is_zero_without_advantage", False)]

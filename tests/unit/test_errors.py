@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from titanrl.errors import ConfigError, Problem, check_range, near, suggest
+from titanrl.errors import ConfigError, Problem, check_range, closest_matches, did_you_mean
 
 
 def neighbours(word: str, letters: str) -> set[str]:
@@ -25,19 +25,19 @@ def test_words_one_slip_away_are_all_near() -> None:
     words = ["".join(each) for size in range(1, 5) for each in product("abc", repeat=size)]
     for word in words[:40]:
         expected = sorted(neighbours(word, "abc") & set(words) - {word})
-        assert [each for each in near(word, words) if each != word] == expected
+        assert [each for each in closest_matches(word, words) if each != word] == expected
 
 
 def test_similar_words_are_near_when_none_is_one_slip_away() -> None:
-    assert near("ppo", ["cpo", "ppo_clip", "sft"]) == ["ppo_clip", "cpo"]
-    assert near("temprature_", ["temperature", "top_k"]) == ["temperature"]
-    assert near("zzz", ["temperature", "top_k"]) == []
-    assert near("ADAMW", ["AdamW", "SGD"]) == ["AdamW"]
+    assert closest_matches("ppo", ["cpo", "ppo_clip", "sft"]) == ["ppo_clip", "cpo"]
+    assert closest_matches("temprature_", ["temperature", "top_k"]) == ["temperature"]
+    assert closest_matches("zzz", ["temperature", "top_k"]) == []
+    assert closest_matches("ADAMW", ["AdamW", "SGD"]) == ["AdamW"]
 
 
 def test_several_names_that_are_as_near_are_all_offered() -> None:
-    assert suggest("k9", ["k1", "k2", "abs"]) == "; did you mean 'k1' or 'k2'?"
-    assert suggest("nothing like it", ["k1"]) == ""
+    assert did_you_mean("k9", ["k1", "k2", "abs"]) == "; did you mean 'k1' or 'k2'?"
+    assert did_you_mean("nothing like it", ["k1"]) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from titanrl.errors import TrainingError, suggest
+from titanrl.errors import TrainingError, did_you_mean
 from titanrl.report.jsonl import read_jsonl
 
 __all__ = ["BUDGETS", "Budget", "Curves", "check_metric", "read_curves"]
@@ -76,7 +76,7 @@ def check_metric(folder: Path, metric: str) -> None:
     """
     curves = read_curves(folder, [metric])
     if not curves.points(metric):
-        near = suggest(metric, curves.known - {"step"}) or "; metrics.jsonl there has those it can be."
+        near = did_you_mean(metric, curves.known - {"step"}) or "; metrics.jsonl there has those it can be."
         raise TrainingError(
             f"metric must be one that every variant records, got {metric!r}, which {str(folder)!r} "
             f"lacks{near}"
@@ -87,8 +87,8 @@ def _tokens(line: Mapping[str, Any]) -> float:
     """Returns the tokens of a step; where filters made it draw anew, each draw counts like the last."""
     sampled = line.get("sample/tokens")
     if sampled is None:
-        return float(line.get("data/trained_tokens") or 0.0)
-    return float(sampled) * (1 + float(line.get("sample/redraws") or 0.0))
+        return float(line.get("data/loss_tokens") or 0.0)
+    return float(sampled) * (1 + float(line.get("sample/resample_attempts") or 0.0))
 
 
 def _seconds(line: Mapping[str, Any]) -> float:

@@ -20,7 +20,7 @@ from titanrl.errors import ConfigError
 __all__ = ["Execution", "Failure", "Slot", "devices", "execute", "log_of", "slots"]
 
 POLL_SECONDS = 0.2
-PRELOADED = ("titanrl.loop.loop", "titanrl.report.curves", "matplotlib.backends.backend_agg")
+PRELOADED = ("titanrl.training.online", "titanrl.report.curves", "matplotlib.backends.backend_agg")
 """What every run imports. A server process imports it once, and each run starts as its copy."""
 
 
@@ -168,13 +168,13 @@ def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Sl
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, slot.cores)
     if nproc > 1:
-        from titanrl.launch import torchrun
+        from titanrl.runtime.launch import torchrun
 
         words = [f"--set={each}" for each in overrides] + ["--resume"][: int(resume)]
         command = torchrun(nproc, ["train", base, *words])
         os.execv(command[0], command)
     from titanrl.config import load
-    from titanrl.loop.loop import train
+    from titanrl.training.online import train
 
     train(load(base, overrides), resume=resume)
 

@@ -12,12 +12,12 @@ from titanrl.ablation.variants import Variant, variants
 from titanrl.config.dump import inline, to_table
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load, read_toml
-from titanrl.decode import decode, settable
-from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.errors import ConfigError, Problem, did_you_mean
+from titanrl.preflight.verify import preflight
+from titanrl.registry.decode import decode, fields_of
+from titanrl.registry.values import unknown_keys
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import last_line
-from titanrl.values import unknown_keys
-from titanrl.verify import verify
 
 __all__ = ["Plan", "PlannedRun", "is_ablation", "outline", "plan"]
 
@@ -144,7 +144,7 @@ def outline(path: Path) -> tuple[Settings, tuple[Variant, ...]]:
     named += [(f"expect.{index}.variant", each.variant) for index, each in enumerate(settings.expect)]
     for key, name in named:
         if name not in names:
-            text = f"must be the name of a variant, got {name!r}{suggest(name, names) or ';'} variants: "
+            text = f"must be the name of a variant, got {name!r}{did_you_mean(name, names) or ';'} variants: "
             problems.append(Problem("", text + ", ".join(names) + ".", key))
     if problems:
         raise ConfigError(problems, file=str(path))
@@ -153,7 +153,7 @@ def outline(path: Path) -> tuple[Settings, tuple[Variant, ...]]:
 
 
 def _parts(table: Mapping[str, Any]) -> tuple[Settings, tuple[Variant, ...]]:
-    known = settable(Settings)
+    known = fields_of(Settings)
     problems = unknown_keys(table, [*known, *CHANGES])
     settings: Settings | None = None
     found: tuple[Variant, ...] = ()
@@ -178,7 +178,7 @@ def _experiment(
         experiment = load(base, [*variant.overrides, *overrides])
     except ConfigError as error:
         raise ConfigError(_placed(problem, str(base)) for problem in error.problems) from None
-    problems = verify(experiment, nproc)
+    problems = preflight(experiment, nproc)
     if experiment.evaluation is None and any(name.startswith("eval/") for name in settings.shown):
         text = "is missing, and a metric of the ablation is taken from it; add it, or choose another metric."
         problems.append(Problem("evaluation", text))

@@ -12,8 +12,8 @@ from titanrl.ablation.execute import Failure
 from titanrl.ablation.plan import Plan
 from titanrl.ablation.statistics import least_p
 from titanrl.config.dump import to_table
+from titanrl.registry.values import format_value
 from titanrl.report.record import flattened
-from titanrl.values import shown
 
 __all__ = [
     "Table",
@@ -103,7 +103,7 @@ def settings(plan: Plan) -> tuple[Table, str]:
 
 
 def _shown(value: Any) -> str:
-    return "–" if value is None else value if isinstance(value, str) else shown(value)
+    return "–" if value is None else value if isinstance(value, str) else format_value(value)
 
 
 def failures(failed: Sequence[Failure]) -> Table:

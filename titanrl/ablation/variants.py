@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from titanrl.config.dump import inline
 from titanrl.errors import ConfigError, Problem
-from titanrl.values import shown
+from titanrl.registry.values import format_value
 
 __all__ = ["Variant", "variants"]
 
@@ -68,7 +68,9 @@ def _key(vary: Any) -> str:
 
 def _grid(vary: Any) -> tuple[Variant, ...]:
     if not isinstance(vary, Mapping):
-        raise ConfigError(Problem("", f"must be a table of keys with arrays, got {shown(vary)}.", "vary"))
+        raise ConfigError(
+            Problem("", f"must be a table of keys with arrays, got {format_value(vary)}.", "vary")
+        )
     axes = dict(_axes(vary, ()))
     # An axis of one value sets the same for all, so no name needs it.
     named = [key for key, values in axes.items() if len(values) > 1]
@@ -90,7 +92,7 @@ def _axes(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[st
         elif isinstance(value, list) and value:
             yield ".".join(here), value
         else:
-            text = f"must be an array of the values to try, got {shown(value)}; write [ ] around them."
+            text = f"must be an array of the values to try, got {format_value(value)}; write [ ] around them."
             raise ConfigError(Problem("vary", text, ".".join(here)))
 
 
@@ -101,9 +103,11 @@ def _named(named: Any) -> tuple[Variant, ...]:
     for index, each in enumerate(named):
         name, drop = each.get("name"), each.get("drop", [])
         if not isinstance(name, str):
-            raise ConfigError(Problem(f"variant.{index}", f"must be a string, got {shown(name)}.", "name"))
+            raise ConfigError(
+                Problem(f"variant.{index}", f"must be a string, got {format_value(name)}.", "name")
+            )
         if not isinstance(drop, list) or not all(isinstance(key, str) for key in drop):
-            text = f"must be an array of keys to leave out, got {shown(drop)}."
+            text = f"must be an array of keys to leave out, got {format_value(drop)}."
             raise ConfigError(Problem(f"variant.{index}", text, "drop"))
         rest = {key: value for key, value in each.items() if key not in ("name", "drop")}
         assigned = [f"{key}={inline(value)}" for key, value in _assignments(rest, ())]

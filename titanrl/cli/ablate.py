@@ -14,7 +14,7 @@ import typer
 from titanrl.ablation.plan import Plan, plan
 from titanrl.cli.train import SET
 from titanrl.errors import ConfigError
-from titanrl.lazy import lazy_torch
+from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["ablate"]
 

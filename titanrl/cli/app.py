@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from titanrl import __version__
 from titanrl.cli import (
     ablate,
-    bench,
     check,
     components,
     evaluate,
@@ -79,7 +78,6 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("pipeline")(pipeline.pipeline)
 app.command("report")(report.report)
 app.command("watch")(watch.watch)
-app.add_typer(bench.bench, name="bench")
 app.command("ablate")(ablate.ablate)
 app.command("serve")(serve.serve)
 app.command("serve-reward")(serve_reward.serve_reward)

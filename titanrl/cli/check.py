@@ -18,15 +18,15 @@ from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
-from titanrl.lazy import lazy_torch
-from titanrl.needed_memory import memory
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.settings import is_pipeline, load_pipeline
-from titanrl.schema import STAGES, key_name
-from titanrl.verify import verified
+from titanrl.preflight.memory import memory
+from titanrl.preflight.verify import load_checked
+from titanrl.protocols.batch import STAGES, key_name
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.settings import is_pipeline, load_pipeline
+from titanrl.runtime.lazy import lazy_torch
 
 if TYPE_CHECKING:
-    from titanrl.models.memory import Need
+    from titanrl.models.memory import MemoryEstimate
 
 __all__ = ["check", "show"]
 
@@ -61,7 +61,7 @@ def check(
                 stages = load_pipeline(file, folder_of(file), overrides or [])
                 check_pipeline(stages, folder_of(file), nproc)
             else:
-                experiment = verified(file, overrides or [], nproc)
+                experiment = load_checked(file, overrides or [], nproc)
                 ranks = nproc or experiment.parallelism.least_ranks
                 needed = _memory(memory(experiment, ranks), ranks)
                 if data and (bad := scan_data(experiment, Console())):
@@ -77,7 +77,7 @@ def check(
         raise typer.Exit(2)
 
 
-def _memory(needs: Sequence[Need], world_size: int) -> str:
+def _memory(needs: Sequence[MemoryEstimate], world_size: int) -> str:
     """Returns what a rank needs in words: the sum, and the parts from the largest down."""
     rank = "the process" if world_size == 1 else f"the fullest of {world_size} ranks"
     device = [need for need in needs if not need.is_on_host]
@@ -86,11 +86,11 @@ def _memory(needs: Sequence[Need], world_size: int) -> str:
     return text + (f"; offloaded to CPU memory, {_sum(host)}: {_parts(host)}" if host else "")
 
 
-def _sum(needs: Sequence[Need]) -> str:
+def _sum(needs: Sequence[MemoryEstimate]) -> str:
     return _size(sum(need.size for need in needs))
 
 
-def _parts(needs: Sequence[Need]) -> str:
+def _parts(needs: Sequence[MemoryEstimate]) -> str:
     return ", ".join(f"{need.name} {_size(need.size)}" for need in sorted(needs, key=lambda each: -each.size))
 
 

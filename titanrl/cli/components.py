@@ -1,4 +1,4 @@
-"""``titanrl components``: the catalogue, and one component's formula, keys, source and tests."""
+"""``titanrl components``: the catalogue, and one component's formula, keys and source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from titanrl.config.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
-from titanrl.config.status import laws_of, status_of
-from titanrl.decode import settable
-from titanrl.lazy import lazy_torch
 from titanrl.registry import component_class, kinds, names
+from titanrl.registry.decode import fields_of
+from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["components"]
 
@@ -52,22 +51,13 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False, soft_wrap=True)
     table = Table("key", "default", "allowed", "meaning", title="Keys", title_justify="left")
     docs, ranges = key_docs(cls), key_ranges(cls)
-    for key, (field, hint) in settable(cls).items():
+    for key, (field, hint) in fields_of(cls).items():
         cells = (key, default_of(field), allowed(hint, ranges.get(key)), docs.get(key, ""))
         table.add_row(*(escape(cell) for cell in cells))
     console.print()
-    console.print(table if settable(cls) else "No keys.")
+    console.print(table if fields_of(cls) else "No keys.")
     if hasattr(cls, "in_keys"):
         console.print(f"Reads: {reads(cls)}")
     if wanted := needs(cls):
         console.print(f"Needs of the head: {wanted}")
-    status = status_of(kind, name)
-    console.print(f"Golden cases: {status.golden}")
-    console.print(f"Laws: {', '.join(status.laws) or _command_for_laws(kind, cls, name)}", soft_wrap=True)
     console.print(f"Source file: {inspect.getsourcefile(cls)}")
-
-
-def _command_for_laws(kind: str, cls: type, name: str) -> str:
-    """Returns how to run the laws of a clone on a component of the user's own."""
-    files = " ".join(f"$TITANRL/{file}" for file in laws_of(kind))
-    return f"python -m pytest -p {cls.__module__} {files} -k {name}" if files else "none"

@@ -15,11 +15,11 @@ from rich.table import Table
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.target import MODEL, TARGET, target_of
 from titanrl.cli.train import SET
+from titanrl.preflight.verify import load_checked
 from titanrl.report.folder import write_atomic
-from titanrl.verify import verified
 
 if TYPE_CHECKING:
-    from titanrl.loop.evaluation import Verdict
+    from titanrl.eval.evaluate import EvalResult
 
 __all__ = ["evaluate"]
 
@@ -42,11 +42,11 @@ def evaluate(
     """Judge a model on [evaluation.prompts] without training; a run by its newest checkpoint."""
     ranks = world_size(nproc)
     judged = [target_of(target, each, overrides) for each in (model, *([against] if against else []))]
-    experiments = [verified(each.file, each.overrides, ranks) for each in judged]
+    experiments = [load_checked(each.file, each.overrides, ranks) for each in judged]
     given = {"model": model, "against": against, "to": to}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
-    from titanrl.loop.evaluation import evaluate_model
+    from titanrl.eval.evaluate import evaluate_model
 
     verdict, *others = [evaluate_model(each, its.run) for each, its in zip(experiments, judged, strict=True)]
     if os.environ.get("RANK", "0") == "0":
@@ -64,7 +64,7 @@ def evaluate(
             write_atomic(to, json.dumps(found, indent=2) + "\n")
 
 
-def _table(verdict: Verdict) -> Table:
+def _table(verdict: EvalResult) -> Table:
     caption = None
     if verdict.failures:
         why = "; ".join(f"{label}: {reason}" for label, reason in verdict.reasons.items())

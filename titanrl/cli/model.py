@@ -44,6 +44,6 @@ def export(
     critic: Annotated[bool, typer.Option("--critic", help="The critic instead of the policy.")] = False,
 ) -> None:
     """Write a run's newest weights as a Hugging Face folder that transformers loads."""
-    from titanrl.loop.export import export_run
+    from titanrl.engine.export import export_run
 
     typer.echo(f"{export_run(run, to, critic=critic)} is ready.")

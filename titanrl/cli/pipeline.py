@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.pipeline.checks import check_pipeline
-from titanrl.pipeline.settings import load_pipeline
+from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.settings import load_pipeline
 
 __all__ = ["folder_of", "pipeline"]
 
@@ -38,6 +38,6 @@ def pipeline(
     loaded = load_pipeline(file, folder, overrides)
     check_pipeline(loaded, folder, ranks)
     become_ranks(nproc, ["pipeline", str(file), f"--to={folder}", *(f"--set={each}" for each in overrides)])
-    from titanrl.pipeline.run import run_pipeline
+    from titanrl.recipes.run import run_recipe
 
-    run_pipeline(loaded, folder, rank=int(os.environ.get("RANK", "0")), world_size=ranks, say=typer.echo)
+    run_recipe(loaded, folder, rank=int(os.environ.get("RANK", "0")), world_size=ranks, say=typer.echo)

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from titanrl.errors import ConfigError
-from titanrl.launch import launched, slurm_environment, torchrun
-from titanrl.lazy import lazy_torch
+from titanrl.runtime.launch import launched, slurm_environment, torchrun
+from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["NPROC", "become_ranks", "world_size"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from titanrl.errors import ConfigError
-from titanrl.lazy import lazy_torch
+from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["report"]
 

@@ -9,7 +9,7 @@ import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
 from titanrl.cli.train import FILE, SET
-from titanrl.verify import verified
+from titanrl.preflight.verify import load_checked
 
 __all__ = ["rft"]
 
@@ -24,8 +24,8 @@ def rft(
 ) -> None:
     """Rejection sampling: sample answers to [prompts], judge them, write those that [rft] keeps."""
     overrides = overrides or []
-    experiment = verified(file, overrides, world_size(nproc))
+    experiment = load_checked(file, overrides, world_size(nproc))
     become_ranks(nproc, ["rft", str(file), f"--to={to}", *(f"--set={each}" for each in overrides)])
-    from titanrl.loop.rft import collect
+    from titanrl.rollout.rejection_sampling import collect
 
     collect(experiment, to)

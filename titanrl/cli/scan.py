@@ -11,11 +11,11 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
-from titanrl.cli.held_out import compare
+from titanrl.eval.overlap import compare
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.loop.data_feed import DataFeed
+    from titanrl.data.examples import ExampleLoader
 
 __all__ = ["histogram", "scan_data"]
 
@@ -41,12 +41,12 @@ def scan_data(experiment: Experiment, console: Console) -> int:
 
 def _scan(experiment: Experiment, console: Console) -> int:
     """Reads and tokenizes all of [data] and [evaluation.data]; returns how many examples are bad."""
-    from titanrl.loop.data_feed import open_data
-    from titanrl.loop.tokens import Tokens
+    from titanrl.data.examples import open_data
+    from titanrl.data.tokenizer import ChatTokenizer
 
     evaluation = experiment.evaluation
     sources = {"data": experiment.data, "evaluation.data": None if evaluation is None else evaluation.data}
-    tokens = Tokens(experiment.model.path, experiment.model.chat_template)
+    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
     feeds = [
         (table, open_data(experiment, settings, tokens, table=table))
         for table, settings in sources.items()
@@ -55,7 +55,7 @@ def _scan(experiment: Experiment, console: Console) -> int:
     return sum(_show(table, feed, experiment.training.seq_len, console) for table, feed in feeds)
 
 
-def _show(table: str, feed: DataFeed, seq_len: int, console: Console) -> int:
+def _show(table: str, feed: ExampleLoader, seq_len: int, console: Console) -> int:
     found = feed.scan()
     for problem in found.problems:
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)

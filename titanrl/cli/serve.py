@@ -12,7 +12,7 @@ from titanrl.cli.train import SET
 from titanrl.config import load
 from titanrl.config.engine_tables import Parallelism
 from titanrl.errors import ConfigError
-from titanrl.verify import verify
+from titanrl.preflight.verify import preflight
 
 __all__ = ["serve"]
 
@@ -51,9 +51,9 @@ def serve(
     served = target_of(target, model, overrides)
     # One process answers, however many trained.
     experiment = replace(load(served.file, served.overrides), parallelism=Parallelism())
-    problems = [each for each in verify(experiment, 1) if each.where.partition(".")[0] in READ]
+    problems = [each for each in preflight(experiment, 1) if each.where.partition(".")[0] in READ]
     if problems:
         raise ConfigError(problems, file=str(served.file))
-    from titanrl.model_server import serve_model
+    from titanrl.serve.model import serve_model
 
     serve_model(experiment, served.run, best_of=best_of, reward=reward, host=host, port=port, say=typer.echo)

@@ -34,9 +34,9 @@ def serve_reward(
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are scored at a time.")] = 8192,
 ) -> None:
     """Serve a reward model over HTTP, for [[reward]] name = "reward_model" with a url."""
-    from titanrl.loop.export import export_run
+    from titanrl.engine.export import export_run
     from titanrl.report.folder import RunFolder
-    from titanrl.reward_server import serve
+    from titanrl.serve.reward_model import serve
 
     with TemporaryDirectory() as scratch:
         folder = source

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.verify import verified
+from titanrl.preflight.verify import load_checked
 
 __all__ = ["FILE", "SET", "train"]
 
@@ -31,9 +31,9 @@ def train(
 ) -> None:
     """Run an experiment. Starts torchrun itself for --nproc > 1; under torchrun or srun it is one rank."""
     overrides = overrides or []
-    experiment = verified(file, overrides, world_size(nproc))
+    experiment = load_checked(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
     become_ranks(nproc, ["train", str(file), *sets, *["--resume"][: int(resume)]])
-    from titanrl.loop.loop import train as run
+    from titanrl.training.online import train as run
 
     run(experiment, resume=resume)

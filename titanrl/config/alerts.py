@@ -24,19 +24,25 @@ class Alerts:
     length_growth: float = 2.0
     """Length explosion: factor by which ``sample/response_tokens_mean`` grows from one window to the next,
     > 1; inf: off."""
-    equal_groups: float = 0.9
+    zero_std_groups: float = 0.9
     """No signal: ``advantage/frac_zero_std`` above this share of groups, > 0; inf: off. Only where advantages
     compare the answers of a group."""
     clip_fraction: float = 0.5
     """Updates too large: ``loss/clip_fraction`` above this share of tokens, > 0; inf: off."""
-    logprob_gap: float = 0.1
-    """Sampler and trainer disagree: ``sample/logprob_gap`` above this, nats, > 0; inf: off."""
+    logprob_diff: float = 0.1
+    """Sampler and trainer disagree: ``sample/logprob_diff`` above this, nats, > 0; inf: off."""
     reward_hacking: float = 0.5
     """Reward up, score flat: ``reward/mean`` has risen by more than so many ``reward/std`` since the best
     ``eval/score``, which no later validation has beaten; > 0; inf: off."""
     stop: tuple[
         Literal[
-            "kl", "entropy", "length_growth", "equal_groups", "clip_fraction", "logprob_gap", "reward_hacking"
+            "kl",
+            "entropy",
+            "length_growth",
+            "zero_std_groups",
+            "clip_fraction",
+            "logprob_diff",
+            "reward_hacking",
         ],
         ...,
     ] = ()
@@ -46,7 +52,7 @@ class Alerts:
         check_range(self, "window", "[1, inf)")
         check_range(self, "entropy", "[0, inf)")
         check_range(self, "length_growth", "(1, inf]")
-        for key in ("kl", "equal_groups", "clip_fraction", "logprob_gap", "reward_hacking"):
+        for key in ("kl", "zero_std_groups", "clip_fraction", "logprob_diff", "reward_hacking"):
             check_range(self, key, "(0, inf]")
         if off := [key for key in self.stop if getattr(self, key) in (math.inf, 0)]:
             raise ValueError(f"stop must name alerts that are on, got {off[0]!r}, which is off.")

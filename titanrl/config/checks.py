@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from titanrl.algorithm import Algorithm, controls_entropy
+from titanrl.algorithm.dataflow import check_dataflow, dataflow_nodes, label
+from titanrl.algorithm.table import Algorithm, controls_entropy
 from titanrl.config.data_checks import DATA_CHECKS
 from titanrl.config.report_tables import profile_problems
 from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
-from titanrl.dataflow import check_flow, flows, label
-from titanrl.errors import Problem, suggest
+from titanrl.errors import Problem, did_you_mean
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def _dataflow(
     tables = {"reference": reference, "teacher": teacher}
     roles = [name for name, table in tables.items() if table is not None]
     rewards = [(each.label, each.component) for each in reward]
-    return check_flow(flows(algorithm, rewards, roles, data, None if critic is None else critic.loss))
+    return check_dataflow(
+        dataflow_nodes(algorithm, rewards, roles, data, None if critic is None else critic.loss)
+    )
 
 
 def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
@@ -71,7 +73,7 @@ def _scaled_rewards_are_read(algorithm: Algorithm, data: DataSettings | None) ->
     if data is not None:
         text = "must be absent with [data], whose rewards are labels; remove it."
         return [Problem("algorithm.reward_scaling", text)]
-    actors = [actor for actor in flows(algorithm, ()) if "reward" in actor.reads]
+    actors = [actor for actor in dataflow_nodes(algorithm, ()) if "reward" in actor.reads]
     if actors[-1].table != "algorithm.reward_scaling":
         return []
     text = "scales a reward that no component reads; remove it, or choose another advantage."
@@ -79,17 +81,17 @@ def _scaled_rewards_are_read(algorithm: Algorithm, data: DataSettings | None) ->
 
 
 def _steps_can_end_early(algorithm: Algorithm, loop: Loop) -> list[Problem]:
-    if loop.max_update_kl is None:
+    if loop.target_kl is None:
         return []
     problems = []
     if loop.minibatches * loop.epochs == 1:
         text = (
             "is not used where a batch is one optimizer step; leave it out, or raise epochs or minibatches."
         )
-        problems.append(Problem("loop", text, "max_update_kl"))
+        problems.append(Problem("loop", text, "target_kl"))
     if "old_logprob" not in getattr(algorithm.loss, "in_keys", ()):
         text = f"needs a loss that reports approx_kl, got {label(algorithm.loss)}; leave it out."
-        problems.append(Problem("loop", text, "max_update_kl"))
+        problems.append(Problem("loop", text, "target_kl"))
     return problems
 
 
@@ -147,7 +149,7 @@ def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Pr
     return [
         Problem(
             "evaluation",
-            f"must be the label of a [[reward]], got {named!r}{suggest(named, labels)} "
+            f"must be the label of a [[reward]], got {named!r}{did_you_mean(named, labels)} "
             f"Labels: {', '.join(labels)}.",
             key,
         )

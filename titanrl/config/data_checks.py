@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from titanrl.dataflow import flows, label
+from titanrl.algorithm.dataflow import dataflow_nodes, label
 from titanrl.errors import Problem
 from titanrl.registry import component_class, name_of, names
 
 if TYPE_CHECKING:
-    from titanrl.algorithm import Algorithm
+    from titanrl.algorithm.table import Algorithm
     from titanrl.config.alerts import Alerts
     from titanrl.config.tables import Evaluation, Loop, Reward
     from titanrl.protocols import DataSettings, SourceSettings
@@ -63,10 +63,12 @@ def _keys_of_sampling(
 
 def _alerts(data: DataSettings | None, alerts: Alerts, algorithm: Algorithm) -> list[Problem]:
     if data is None:
-        if algorithm.compares_groups or "equal_groups" not in alerts.stop:
+        if algorithm.compares_groups or "zero_std_groups" not in alerts.stop:
             return []
         got = "no advantage" if algorithm.advantage is None else label(algorithm.advantage)
-        text = f"must not name 'equal_groups', which {got} never raises: it compares no groups; leave it out."
+        text = (
+            f"must not name 'zero_std_groups', which {got} never raises: it compares no groups; leave it out."
+        )
         return [Problem("alerts", text, "stop")]
     if alerts == type(alerts)():
         return []
@@ -139,7 +141,7 @@ def _kl_in_brought_rewards(algorithm: Algorithm, data: DataSettings | None) -> l
 def _labels_are_read(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     if data is None or not is_data(type(data)):
         return []
-    read = {key for actor in flows(algorithm, [], (), data) for key in actor.reads}
+    read = {key for actor in dataflow_nodes(algorithm, [], (), data) for key in actor.reads}
     return [
         Problem("data", f"brings {key!r}, which no component reads; choose a loss or a filter that reads it.")
         for key in data.out_keys

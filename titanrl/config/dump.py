@@ -11,8 +11,8 @@ from typing import Any
 
 import tomli_w
 
-from titanrl.decode import Component, Extended, element, settable
 from titanrl.registry import name_of
+from titanrl.registry.decode import Component, Flattened, fields_of, unwrap_optional
 
 __all__ = ["difference", "dumps", "inline", "to_table"]
 
@@ -28,25 +28,25 @@ def to_table(value: Any) -> Any:
         return value
     table: dict[str, Any] = {}
     left_out = getattr(value, "derived", ())
-    for key, (_, hint) in settable(type(value)).items():
+    for key, (_, hint) in fields_of(type(value)).items():
         held = getattr(value, key)
         if held is None or key in left_out:
             continue
-        _, marker = element(hint)
-        item = typing.get_args(element(hint)[0])
+        _, marker = unwrap_optional(hint)
+        item = typing.get_args(unwrap_optional(hint)[0])
         many = typing.get_origin(hint) is tuple and bool(item)
         if many:
-            _, marker = element(item[0])
+            _, marker = unwrap_optional(item[0])
             table[key] = [_marked(each, marker) for each in held]
         else:
             table[key] = _marked(held, marker)
     return table
 
 
-def _marked(value: Any, marker: Component | Extended | None) -> Any:
+def _marked(value: Any, marker: Component | Flattened | None) -> Any:
     if isinstance(marker, Component):
         return {"name": name_of(value), **to_table(value)}
-    if isinstance(marker, Extended):
+    if isinstance(marker, Flattened):
         inner = getattr(value, marker.field)
         outer = to_table(value)
         del outer[marker.field]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, cast
 
-from titanrl.algorithm import Algorithm
+from titanrl.algorithm.dataflow import Node, dataflow_nodes, scored_keys
+from titanrl.algorithm.table import Algorithm
 from titanrl.config.alerts import Alerts
 from titanrl.config.checks import cross_problems
 from titanrl.config.engine_tables import (
@@ -21,11 +22,10 @@ from titanrl.config.engine_tables import (
 from titanrl.config.report_tables import Profile, Report
 from titanrl.config.rft import RFT
 from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Run, Teacher
-from titanrl.dataflow import Flow, flows, scored_keys
-from titanrl.decode import Component, Extended, gather, settable
-from titanrl.errors import ConfigError, Problem, near
+from titanrl.errors import ConfigError, Problem, closest_matches
 from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
-from titanrl.values import unknown_keys
+from titanrl.registry.decode import Component, Flattened, decode_fields, fields_of
+from titanrl.registry.values import unknown_keys
 
 __all__ = ["Experiment"]
 
@@ -50,7 +50,7 @@ class Experiment:
     """Where fixed answers come from, which are trained on as they stand; either this or prompts."""
     sampler: Annotated[SamplerSettings, Component("sampler")] | None = None
     """How answers are sampled, to prompts and to evaluation.prompts."""
-    reward: tuple[Annotated[Reward, Extended("reward")], ...] = ()
+    reward: tuple[Annotated[Reward, Flattened("reward")], ...] = ()
     """What a sampled answer is worth: a weighted sum of reward functions."""
     algorithm: Algorithm
     """How rewards become an update."""
@@ -101,15 +101,15 @@ class Experiment:
         Raises:
             ConfigError: with every mistake of every table, and of those tables together that could be read.
         """
-        known = settable(cast(Any, cls))
+        known = fields_of(cast(Any, cls))
         problems = unknown_keys(table, [*directives, *known])
         wrong = [key for key in table if key not in known and key not in directives]
-        suggested = {name for key in wrong for name in near(key, known)}
+        suggested = {name for key in wrong for name in closest_matches(key, known)}
         values: dict[str, Any] = {}
         for name, (each, hint) in known.items():
             if name in table:
                 try:
-                    values |= gather({name: (hint, table[name])})
+                    values |= decode_fields({name: (hint, table[name])})
                 except ConfigError as error:
                     problems += error.problems
             elif each.default is not MISSING:
@@ -131,12 +131,12 @@ class Experiment:
             found |= {"evaluation.prompts": self.evaluation.prompts, "evaluation.data": self.evaluation.data}
         return {table: source for table, source in found.items() if source is not None}
 
-    def flows(self) -> tuple[Flow, ...]:
+    def flows(self) -> tuple[Node, ...]:
         """Returns who reads and writes which batch keys, stage by stage."""
         roles = [name for name in ("reference", "teacher") if getattr(self, name) is not None]
         rewards = [(each.label, each.component) for each in self.reward]
         critic = None if self.critic is None else self.critic.loss
-        return flows(self.algorithm, rewards, roles, self.data, critic)
+        return dataflow_nodes(self.algorithm, rewards, roles, self.data, critic)
 
     def scored_keys(self) -> tuple[frozenset[str], bool]:
         """Returns the keys that models must compute at stage `score`, and whether the update is on-policy."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from titanrl.config.docs import key_docs
 from titanrl.config.dump import to_table
 from titanrl.config.experiment import Experiment
-from titanrl.decode import Extended, element, settable
 from titanrl.registry import component_class, names
+from titanrl.registry.decode import Flattened, fields_of, unwrap_optional
+from titanrl.registry.docs import key_docs
 
 __all__ = ["file_schema"]
 
@@ -45,16 +45,16 @@ def file_schema() -> Schema:
 
 def _of(hint: Any, *, whole: bool = False) -> Schema:
     """Returns the schema of a value; ``whole``: a component's table that no base file completes."""
-    plain, marker = element(hint)
+    plain, marker = unwrap_optional(hint)
     if marker is not None:
-        own = _table(plain, without=marker.field)["properties"] if isinstance(marker, Extended) else {}
+        own = _table(plain, without=marker.field)["properties"] if isinstance(marker, Flattened) else {}
         options = [_component(marker.kind, name, own) for name in names(marker.kind)]
         if not whole:
             over = "keys laid over the component that the base file names"
             options.append({"title": over, "type": "object", "not": {"required": ["name"]}})
         return {"oneOf": options}
     args = typing.get_args(plain)
-    if typing.get_origin(plain) is tuple and element(args[0])[1] is not None:
+    if typing.get_origin(plain) is tuple and unwrap_optional(args[0])[1] is not None:
         return {"type": "array", "items": _of(args[0], whole=True)}
     if is_dataclass(plain):
         return _table(typing.cast(type, plain))
@@ -71,7 +71,7 @@ def _component(kind: str, name: str, own: Schema) -> Schema:
 
 def _table(cls: type, without: str = "") -> Schema:
     docs, properties = key_docs(cls), {}
-    for key, (field, hint) in settable(cls).items():
+    for key, (field, hint) in fields_of(cls).items():
         if key != without:
             has_default = field.default is not MISSING or field.default_factory is not MISSING
             text = " ".join(filter(None, (docs.get(key, ""), "" if has_default else "Required.")))

@@ -12,7 +12,7 @@ import tomli
 from titanrl.config.experiment import Experiment
 from titanrl.config.imports import import_all
 from titanrl.config.merge import Layers
-from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.errors import ConfigError, Problem, did_you_mean
 
 __all__ = ["load", "parse", "read", "read_toml"]
 
@@ -101,7 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomli.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        near = suggest(path.name, [each.name for each in path.parent.glob("*.toml")])
+        near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.toml")])
         raise ConfigError(f"no such file: {path}{near or '.'}") from None
     except (IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli
 
-from titanrl.errors import ConfigError, Problem, suggest
+from titanrl.errors import ConfigError, Problem, did_you_mean
 
 __all__ = ["Layers", "parse_value"]
 
@@ -53,7 +53,7 @@ class Layers:
             return
         if last not in parent:
             raise ConfigError(
-                Problem("", f"is not there to be dropped{suggest(last, parent) or '.'}", dotted)
+                Problem("", f"is not there to be dropped{did_you_mean(last, parent) or '.'}", dotted)
             )
         del parent[last]
 

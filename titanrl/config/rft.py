@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from titanrl.errors import Problem, check_range, suggest
+from titanrl.errors import Problem, check_range, did_you_mean
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Reward
@@ -77,7 +77,7 @@ def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Rewar
         Problem(
             "rft",
             f"must name the label of a [[reward]], got {label!r}"
-            f"{suggest(label, labels) or ';'} labels: {', '.join(labels)}.",
+            f"{did_you_mean(label, labels) or ';'} labels: {', '.join(labels)}.",
             key,
         )
         for key, label in [*named, *(("least", label) for label in rft.least)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from titanrl.algorithm import Algorithm
-from titanrl.dataflow import flows, label
+from titanrl.algorithm.dataflow import dataflow_nodes, label
+from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem
 from titanrl.registry import name_of
 
@@ -34,7 +34,7 @@ def _two_policies(algorithm: Algorithm, data: DataSettings | None) -> list[Probl
         for i, correction in enumerate(algorithm.correction)
         if {"old_logprob", "sampler_logprob"} <= set(getattr(correction, "in_keys", ()))
     ]
-    if not any("old_logprob" in actor.reads for actor in flows(algorithm, ())):
+    if not any("old_logprob" in actor.reads for actor in dataflow_nodes(algorithm, ())):
         text = "must be 'recompute' where no component reads it, got 'sampler'; leave it out."
         problems.append(Problem("algorithm", text, "old_logprob"))
     return problems
@@ -45,7 +45,7 @@ def _teacher_top_k(algorithm: Algorithm, teacher: Teacher | None, data: DataSett
         return []
     is_wanted = any(
         actor.table == "teacher" and "candidate_ids" in actor.writes
-        for actor in flows(algorithm, (), ("teacher",), data)
+        for actor in dataflow_nodes(algorithm, (), ("teacher",), data)
     )
     if is_wanted == (teacher.top_k is not None):
         return []
@@ -65,7 +65,7 @@ def _cached_reference(
     if data is None:
         text = "must be left out with [prompts]; sampled answers are new in each step."
         return [Problem("reference", text, "cache")]
-    if any("reference_point" in actor.reads for actor in flows(algorithm, (), ("reference",), data)):
+    if any("reference_point" in actor.reads for actor in dataflow_nodes(algorithm, (), ("reference",), data)):
         reader = label(algorithm.loss)
         text = f"must be left out for {reader}: its reference point is taken on new rows in each step."
         return [Problem("reference", text, "cache")]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.decode import Component, build
 from titanrl.errors import check_range
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import name_of
+from titanrl.registry.decode import Component, build
 
 __all__ = [
     "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Reward", "Run",
@@ -68,12 +68,12 @@ class Reward:
     """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
     failure: float = 0.0
     """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
-    deadline_seconds: float = 60.0
+    timeout_seconds: float = 60.0
     """Time limit of the function on a batch, then on each row by itself, seconds, > 0."""
 
     def __post_init__(self) -> None:
-        check_range(self, "deadline_seconds", "(0, inf)")
-        for key in ("failure", "deadline_seconds"):
+        check_range(self, "timeout_seconds", "(0, inf)")
+        for key in ("failure", "timeout_seconds"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
@@ -181,13 +181,13 @@ class Loop:
     """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
     epochs: int = 1
     """Passes over each batch, >= 1."""
-    max_update_kl: float | None = None
+    target_kl: float | None = None
     """``loss/approx_kl`` of an optimizer step, nats, > 0, above which the policy is spared the rest of the
     batch's; omitted: none is left out."""
     data_workers: int = 0
     """Processes of each rank that read and tokenize [prompts] or [data] ahead of the steps, >= 0; 0: each
     step reads its own."""
-    max_resample: int = 8
+    max_resample_attempts: int = 8
     """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
     skip_zero_advantage: bool = False
     """Whether rows whose advantage is 0 stay out of the update: the same gradient for less work, where no KL
@@ -199,9 +199,9 @@ class Loop:
         check_range(self, "samples_per_prompt", "[1, inf)")
         check_range(self, "minibatches", "[1, inf)")
         check_range(self, "epochs", "[1, inf)")
-        check_range(self, "max_update_kl", "(0, inf)")
+        check_range(self, "target_kl", "(0, inf)")
         check_range(self, "data_workers", "[0, inf)")
-        check_range(self, "max_resample", "[0, inf)")
+        check_range(self, "max_resample_attempts", "[0, inf)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,8 @@ class LineAttention(Module):  # type: ignore[misc]  # torchtitan has no types
         """Returns [B, L, N, H].
 
         Args:
-            attention_masks: [1, L] int64 ``seen_until`` of the one line; None: every row attends to itself,
-                causally.
+            attention_masks: [1, L] int64 ``visible_until`` of the packed sequence; None: every row
+                attends to itself, causally.
         """
         if attention_masks is None:
             query, key, value = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
@@ -77,25 +77,31 @@ def attention_config(device_type: str) -> Module.Config:
     return FlexAttention.Config() if device_type == "cuda" else LineAttention.Config()
 
 
-def attention_masks(config: Module.Config, seen_until: torch.Tensor) -> torch.Tensor | BlockMask:
+def attention_masks(config: Module.Config, visible_until: torch.Tensor) -> torch.Tensor | BlockMask:
     """Returns what the model's forward takes as ``attention_masks`` for this inner attention.
 
     Args:
-        seen_until: [n, T] int64, of one line, or of those of a pipeline's micro-batches.
+        visible_until: [n, T] int64, of one line, or of those of a pipeline's micro-batches.
     """
     if not isinstance(config, FlexAttention.Config):
-        return seen_until
-    lines, length = seen_until.shape
+        return visible_until
+    lines, length = visible_until.shape
     mask: BlockMask = create_attention_mask(
-        sees(seen_until), lines, None, length, length, device=seen_until.device, BLOCK_SIZE=config.block_size
+        sees(visible_until),
+        lines,
+        None,
+        length,
+        length,
+        device=visible_until.device,
+        BLOCK_SIZE=config.block_size,
     )
     return mask
 
 
-def sees(seen_until: torch.Tensor) -> Callable[..., torch.Tensor]:
+def sees(visible_until: torch.Tensor) -> Callable[..., torch.Tensor]:
     """Returns FlexAttention's mask function of lines [n, T]: whether a query sees a key."""
 
     def mask(line: torch.Tensor, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (query >= key) & (query < seen_until[line, key])
+        return (query >= key) & (query < visible_until[line, key])
 
     return mask

@@ -23,11 +23,11 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
 from titanrl.engine.allocate import allocate
 from titanrl.engine.attention import attention_config
-from titanrl.engine.head import Head, TokenHead
+from titanrl.engine.heads.shared import ActorCriticHead
+from titanrl.engine.heads.token import Head, TokenHead
+from titanrl.engine.heads.value import ValueHead
 from titanrl.engine.mesh import Mesh
-from titanrl.engine.shared_head import SharedHead
-from titanrl.engine.value_head import ValueHead
-from titanrl.engine.weights import load_folder, rename_head
+from titanrl.engine.weights.hf_folder import load_folder, rename_head
 from titanrl.errors import ConfigError
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import needs_fsdp
@@ -136,14 +136,14 @@ def build_model(
     heads = heads or {}
     weights = tuple(heads.values()) or (1.0,)
     scalar = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
-    kind = SharedHead if head == "shared" else TokenHead
+    kind = ActorCriticHead if head == "shared" else TokenHead
     vocabulary = kind.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
         head=scalar if is_value_model else vocabulary,
         max_length=training.seq_len,
-        # Stages hold a copy each, see titanrl.engine.tying.
+        # Stages hold a copy each, see titanrl.engine.weights.tying.
         tied=tied and not pipelined,
     )
     set_sharding(
@@ -210,7 +210,7 @@ def build_model(
         if mesh.world_size == 1:
             # TorchTitan asks for a division by 1, a pass over all gradients where nothing is communicated.
             module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
-        if mesh.is_alone and mesh.parallelism.fsdp_reshard_after_forward == "default":
+        if mesh.single_dp_rank and mesh.parallelism.fsdp_reshard_after_forward == "default":
             # Nothing is sharded: freeing would only mean casting the weights once more.
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)

@@ -22,7 +22,7 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.base import ModelWrapper
 
 from titanrl.config.engine_tables import Checkpoint
-from titanrl.engine.trainee import Trainee
+from titanrl.engine.learner import Learner
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.protocols import Stateful
 
@@ -41,8 +41,8 @@ class Checkpoints:
         self,
         table: Checkpoint,
         folder: Path,
-        policy: Trainee,
-        critic: Trainee | None,
+        policy: Learner,
+        critic: Learner | None,
         state: Stateful | None,
     ) -> None:
         """Args:

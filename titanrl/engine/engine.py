@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.engine import weights
 from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
-from titanrl.engine.head import compiled_kernels
-from titanrl.engine.mesh import join
-from titanrl.engine.replica import replica
-from titanrl.engine.role import Role, gathered
+from titanrl.engine.heads.token import compiled_kernels
+from titanrl.engine.lazy_reference import LazyReference
+from titanrl.engine.learner import Learner
+from titanrl.engine.mesh import build_mesh
+from titanrl.engine.scoring_model import ScoringModel, gathered
 from titanrl.engine.settings import EngineConfig, FrozenModel
-from titanrl.engine.stream import stream
-from titanrl.engine.trainee import Trainee
-from titanrl.engine.twin import Twin
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
+from titanrl.engine.weights import hf_folder
+from titanrl.engine.weights.replica import full_parameters
+from titanrl.engine.weights.stream import iter_state_dict
 from titanrl.ops.row_kernels import EAGER
 from titanrl.protocols import Stateful
 
@@ -54,19 +54,19 @@ class Engine:
             ConfigError: a model, mesh or size that cannot be.
         """
         self._config = config
-        self._mesh = join(config.parallelism)
+        self._mesh = build_mesh(config.parallelism)
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
         self._backend = config.compile.backend if compiles else None
         role = self._role(config.model, head=config.policy_head, heads=config.heads)
         self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
         critic = config.critic
-        self.critic: Trainee | None = None
+        self.critic: Learner | None = None
         """The value model that learns beside the policy; None: there is none, or it is the policy's head."""
         if critic is not None and critic.path is not None:
             role = self._role(critic.path, head="value")
             self.critic = self._trainee(role, critic.optimizer, critic.lr_scheduler, critic.steps)
-        self.frozen: dict[str, Role | Twin] = {
+        self.frozen: dict[str, ScoringModel | LazyReference] = {
             name: self._frozen(each) for name, each in config.frozen.items()
         }
         """Models that are only scored, by the name of their role: the reference, a teacher."""
@@ -74,8 +74,10 @@ class Engine:
         if checkpoints is not None:
             self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, self.critic, state)
 
-    def _trainee(self, role: Role, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int) -> Trainee:
-        return Trainee(
+    def _trainee(
+        self, role: ScoringModel, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int
+    ) -> Learner:
+        return Learner(
             role,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
@@ -84,7 +86,7 @@ class Engine:
             backend=self._backend,
         )
 
-    def _frozen(self, model: FrozenModel) -> Role | Twin:
+    def _frozen(self, model: FrozenModel) -> ScoringModel | LazyReference:
         """Returns a frozen model; one that is the policy at first is loaded when that has moved."""
         training = self._config.training
         load = partial(
@@ -97,7 +99,7 @@ class Engine:
         is_same = model.path == self._config.model and self._config.head == "language" and not model.top_k
         # Weights are rounded to the compute precision anyway.
         if is_same and model.dtype in (training.dtype, training.mixed_precision_param):
-            return Twin(self.policy, load)
+            return LazyReference(self.policy, load)
         return load()
 
     def _role(
@@ -109,7 +111,7 @@ class Engine:
         frozen_dtype: str | None = None,
         top_k: int = 0,
         offload: bool = False,
-    ) -> Role:
+    ) -> ScoringModel:
         """Returns the model of ``folder``: trainable, or in ``frozen_dtype`` without gradients."""
         config = self._config
         model = build_model(
@@ -124,7 +126,7 @@ class Engine:
             trainable=frozen_dtype is None,
             offload=offload,
         )
-        return Role(
+        return ScoringModel(
             model,
             self._mesh,
             max_tokens=config.training.max_tokens_per_microbatch,
@@ -181,7 +183,7 @@ class Engine:
     def is_policy(self, name: str) -> bool:
         """Whether the frozen model of that name has the policy's weights, as nothing has been trained yet."""
         model = self.frozen[name]
-        return isinstance(model, Twin) and model.is_policy
+        return isinstance(model, LazyReference) and model.is_policy
 
     def score(self, rows: TensorDict, keys: tuple[str, ...] = ("logprob",)) -> dict[str, torch.Tensor]:
         """Returns the policy's outputs before the update: see Role.score."""
@@ -200,7 +202,7 @@ class Engine:
 
         Consume it whole. What must travel between ranks is rounded to ``dtype`` first, if there is one.
         """
-        return stream(self.policy.role.model, self._mesh.pp_group, dtype)
+        return iter_state_dict(self.policy.role.model, self._mesh.pp_group, dtype)
 
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:
@@ -219,14 +221,14 @@ class Engine:
                 yield self.modules
             return
         training = self._config.training
-        with replica(
+        with full_parameters(
             role.model, self._mesh, max_length=training.seq_len, dtype=training.mixed_precision_param
         ) as whole:
             yield [whole]
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Writes the policy as a Hugging Face folder."""
-        weights.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
+        hf_folder.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
 
     def save(self, step: int, *, last: bool = False) -> bool:
         """Writes a checkpoint if one is due after ``step`` finished steps, always if ``last``.
@@ -241,7 +243,7 @@ class Engine:
         Returns whether there was one.
         """
         found = self._checkpoints is not None and self._checkpoints.load(step)
-        self.policy.has_moved |= found
+        self.policy.is_updated |= found
         return found
 
     def close(self) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["FreedMemory", "keep_memory", "resident_bytes"]
+__all__ = ["MallocTrimmer", "tune_malloc", "resident_bytes"]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt; 32 MiB is the highest threshold that it takes."""
 
 
-def keep_memory() -> None:
+def tune_malloc() -> None:
     """Lets the C library keep freed memory for this process, where it is glibc's.
 
     By default a large activation comes fresh from the kernel each time and is cleared page by page, a tenth
@@ -24,7 +24,7 @@ def keep_memory() -> None:
         allow(option, size)
 
 
-class FreedMemory:
+class MallocTrimmer:
     """What the C library keeps of freed memory, where it is glibc's.
 
     What was freed in pieces is seldom used again by tensors of other sizes, so it would add to the next

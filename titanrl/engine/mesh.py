@@ -15,11 +15,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from titanrl.config.engine_tables import Parallelism
-from titanrl.engine.host_memory import keep_memory
+from titanrl.engine.host_memory import tune_malloc
 from titanrl.errors import ConfigError
 from titanrl.models.mesh_checks import mesh_problems
 
-__all__ = ["Mesh", "join", "set_threads", "start"]
+__all__ = ["Mesh", "build_mesh", "set_threads", "init_distributed"]
 
 TIMEOUT = timedelta(minutes=30)
 """A rank may sample, score and save while the others wait."""
@@ -42,7 +42,7 @@ class Mesh:
     """Over which rows are exchanged and metrics summed; None where dp_degree is 1."""
 
     @property
-    def is_alone(self) -> bool:
+    def single_dp_rank(self) -> bool:
         """Whether no other rank shares this one's weights by data parallelism."""
         return int(self.dims.dp_replicate * self.dims.dp_shard) == 1
 
@@ -58,13 +58,13 @@ class Mesh:
         return None if mesh is None else mesh.get_group()
 
 
-def join(table: Parallelism) -> Mesh:
+def build_mesh(table: Parallelism) -> Mesh:
     """Joins the process group that torchrun describes in the environment, or makes one of a single process.
 
     Raises:
         ConfigError: degrees that don't make a mesh of the processes started.
     """
-    device = start()
+    device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if problems := mesh_problems(table, world_size):
         raise ConfigError(problems)
@@ -95,11 +95,11 @@ def join(table: Parallelism) -> Mesh:
     )
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Returns this rank's device, with the process group up: torchrun's, or one of a single process."""
     device = _device()
     if device.type == "cpu":
-        keep_memory()
+        tune_malloc()
     if not dist.is_initialized():
         backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
         if "WORLD_SIZE" in os.environ:

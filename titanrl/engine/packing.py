@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict
 
-from titanrl.ops.bins import pack
+from titanrl.engine.bins import pack
 from titanrl.ops.prefix import group_tokens, prefix_order, trained_lengths
 
-__all__ = ["MicroBatch", "blank", "lay_out", "pad_to", "plan"]
+__all__ = ["MicroBatch", "dummy_micro_batch", "pack_sequences", "pad_to", "assign_micro_batches"]
 
 
 class MicroBatch(NamedTuple):
@@ -28,8 +28,8 @@ class MicroBatch(NamedTuple):
     """[1, T] int64, distinct tokens of the rows."""
     positions: torch.Tensor
     """[1, T] int64, position of each in its row."""
-    seen_until: torch.Tensor
-    """[1, T] int64: token t is seen by tokens t .. seen_until[t] - 1, which all have it before them."""
+    visible_until: torch.Tensor
+    """[1, T] int64: token t is seen by tokens t .. visible_until[t] - 1, which all have it before them."""
     chosen: torch.Tensor
     """[S] int64, the token whose hidden state predicts each trained label, in row-major order; S >= 1."""
     place: torch.Tensor
@@ -45,7 +45,9 @@ class MicroBatch(NamedTuple):
         return int(self.batch["loss_mask"].sum()) if len(self.rows) else 0
 
 
-def plan(batch: TensorDict, max_tokens: int, *, whole_groups: bool = True) -> list[torch.Tensor]:
+def assign_micro_batches(
+    batch: TensorDict, max_tokens: int, *, whole_groups: bool = True
+) -> list[torch.Tensor]:
     """Returns the row numbers of each micro-batch, ascending: as few micro-batches as can be found.
 
     A group costs its distinct tokens, and stays together. One without a trained token is left out: its loss
@@ -64,7 +66,7 @@ def plan(batch: TensorDict, max_tokens: int, *, whole_groups: bool = True) -> li
     return [torch.cat([rows[live[index]] for index in sorted(chosen)]) for chosen in bins]
 
 
-def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> MicroBatch:
+def pack_sequences(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> MicroBatch:
     """Returns the micro-batch of ``rows`` [B], moved to ``device``.
 
     Args:
@@ -96,7 +98,7 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
         rows=rows,
         tokens=part["input_ids"][order][own].view(1, -1),
         positions=position.expand(len(rows), -1)[own].view(1, -1),
-        seen_until=ends[own].view(1, -1),
+        visible_until=ends[own].view(1, -1),
         chosen=number[order.argsort()].flatten()[place],
         place=place,
         batch=part,
@@ -105,7 +107,7 @@ def lay_out(batch: TensorDict, rows: torch.Tensor, device: torch.device) -> Micr
     return move(micro_batch, device)
 
 
-def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
+def dummy_micro_batch(batch: TensorDict, device: torch.device) -> MicroBatch:
     """Returns a micro-batch of two rows without loss, for a rank out of rows while others have some.
 
     Two, because losses on pairs refuse an odd number; of different groups, so that they share no prompt.
@@ -115,7 +117,7 @@ def blank(batch: TensorDict, device: torch.device) -> MicroBatch:
         batch_size=[2],
     )
     rows["group_id"] = torch.arange(2)
-    return lay_out(rows, torch.arange(2), device)._replace(
+    return pack_sequences(rows, torch.arange(2), device)._replace(
         rows=torch.zeros(0, dtype=torch.int64), num_tokens=0
     )
 
@@ -133,7 +135,7 @@ def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:
     return micro_batch._replace(
         tokens=torch.cat([micro_batch.tokens, zeros], dim=1),
         positions=torch.cat([micro_batch.positions, zeros], dim=1),
-        seen_until=torch.cat([micro_batch.seen_until, added + 1], dim=1),
+        visible_until=torch.cat([micro_batch.visible_until, added + 1], dim=1),
     )
 
 
@@ -142,7 +144,7 @@ def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     return micro_batch._replace(
         tokens=micro_batch.tokens.to(device),
         positions=micro_batch.positions.to(device),
-        seen_until=micro_batch.seen_until.to(device),
+        visible_until=micro_batch.visible_until.to(device),
         chosen=micro_batch.chosen.to(device),
         place=micro_batch.place.to(device),
         batch=micro_batch.batch.to(device),

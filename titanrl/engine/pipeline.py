@@ -49,9 +49,9 @@ def run_pipeline(model: Model, micro_batches: Sequence[MicroBatch], hook: Hook, 
     """
     tokens = torch.cat([micro_batch.tokens for micro_batch in micro_batches])
     positions = torch.cat([micro_batch.positions for micro_batch in micro_batches])
-    seen_until = torch.cat([micro_batch.seen_until for micro_batch in micro_batches])
+    visible_until = torch.cat([micro_batch.visible_until for micro_batch in micro_batches])
     numbers = torch.arange(len(micro_batches), device=tokens.device)
-    masks = attention_masks(model.inner_attention, seen_until)
+    masks = attention_masks(model.inner_attention, visible_until)
 
     def last_stage(hidden: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         # torch 2.13 calls this once more than there are micro-batches, to learn shapes: results go by number.

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from titanrl.algorithm.metrics import Sums
 from titanrl.engine.mesh import Mesh
-from titanrl.metrics import Sums
 
 __all__ = ["from_last_stage", "reduce_sums"]
 

@@ -13,20 +13,20 @@ from tensordict import TensorDict
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.distributed.utils import clip_grad_norm_
 
-from titanrl.engine.host_memory import FreedMemory
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective, compiled
+from titanrl.engine.host_memory import MallocTrimmer
 from titanrl.engine.optimizer import Schedule
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.reduce import reduce_sums
-from titanrl.engine.role import Role
-from titanrl.engine.tying import share_gradient
+from titanrl.engine.scoring_model import ScoringModel
+from titanrl.engine.weights.tying import share_gradient
 from titanrl.errors import ConfigError
-from titanrl.metrics import Sums
-from titanrl.objective import Objective, compiled
 from titanrl.protocols import PolicyOutputs
 
 __all__ = ["Updater"]
 
-# Why, says titanrl.objective.compiled; the head's kernels need it as well, and are compiled before.
+# Why, says titanrl.algorithm.objective.compiled; the head's kernels need it as well, and are compiled before.
 torch._dynamo.config.specialize_float = True
 
 
@@ -35,7 +35,7 @@ class Updater:
 
     def __init__(
         self,
-        role: Role,
+        role: ScoringModel,
         optimizers: OptimizersContainer,
         schedule: Schedule,
         *,
@@ -49,7 +49,7 @@ class Updater:
         self._role, self._optimizers, self._schedule = role, optimizers, schedule
         self._max_norm, self._backend = max_norm, backend
         self._compiled: dict[Objective, Callable[..., Any]] = {}
-        self._freed = FreedMemory()
+        self._freed = MallocTrimmer()
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.

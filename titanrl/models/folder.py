@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import ConfigError, did_you_mean
 
 __all__ = [
     "ARCHITECTURES", "FAMILIES", "LANGUAGE", "VALUE", "ModelInfo", "atomic_folder", "inspect",
@@ -80,7 +80,7 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
     architecture = str(named[0] if isinstance(named, list) else named)
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{where}: architecture {architecture!r} is not supported{suggest(architecture, ARCHITECTURES)}; "
+            f"{where}: architecture {architecture!r} is not supported{did_you_mean(architecture, ARCHITECTURES)}; "
             f"supported: {', '.join(ARCHITECTURES)}."
         )
     if is_value_architecture(architecture) and num_labels(config) != 1:

@@ -12,14 +12,14 @@ from titanrl.models.mesh_checks import STAGES_PER_RANK
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 
-__all__ = ["Model", "Need", "needs", "needs_fsdp", "parameters"]
+__all__ = ["Model", "MemoryEstimate", "estimate_memory", "needs_fsdp", "parameters"]
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PREFETCHED = 2
 """Blocks whose gathered weights exist at one time: the one computed and the next."""
 
 
-class Need(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """What one part of a run holds, bytes."""
 
     name: str
@@ -45,14 +45,14 @@ class Model:
     """Whether a critic's head is on its body."""
 
 
-def needs(
+def estimate_memory(
     models: Sequence[Model],
     mesh: Parallelism,
     training: Training,
     checkpoint: ActivationCheckpoint,
     world_size: int,
-    passing: Sequence[Need] = (),
-) -> list[Need]:
+    passing: Sequence[MemoryEstimate] = (),
+) -> list[MemoryEstimate]:
     """Returns what the fullest rank holds, at most; without a sampler's own weights, keys and values.
 
     Weights, gradients and moments are counted exactly; gathered weights and activations by a rule. An
@@ -69,20 +69,20 @@ def needs(
         shards = _shards(mesh, world_size)
         size = -(-sum(blocks) // (cut * shards))
         weights, compute = BYTES[model.dtype], BYTES[training.mixed_precision_param]
-        found.append(Need(f"{model.name}: weights", size * weights, is_on_host=model.offload))
+        found.append(MemoryEstimate(f"{model.name}: weights", size * weights, is_on_host=model.offload))
         whole = shards == 1
         gathered = sum(blocks) if whole else sum(sorted(blocks)[-PREFETCHED - 1 :])
         if needs_fsdp(world_size, model.dtype, training, offload=model.offload):
-            need = Need(f"{model.name}: gathered weights", gathered // cut * compute)
+            need = MemoryEstimate(f"{model.name}: gathered weights", gathered // cut * compute)
             (passing if model.offload else found).append(need)
         if model.optimizer is None:
             continue
         moments = 2 if model.optimizer.implementation == "fused_opt_states_bf16" else weights
-        found.append(Need(f"{model.name}: gradients", size * weights))
-        found.append(Need(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments))
+        found.append(MemoryEstimate(f"{model.name}: gradients", size * weights))
+        found.append(MemoryEstimate(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments))
     trained = [model for model in models if model.optimizer is not None]
     sizes = [activations(model, mesh, training, checkpoint.mode) for model in trained]
-    passing.append(Need("activations", max(sizes, default=0)))
+    passing.append(MemoryEstimate("activations", max(sizes, default=0)))
     return [*found, max(passing, key=lambda need: need.size)]
 
 

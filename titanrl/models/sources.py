@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from titanrl.errors import ConfigError, suggest
+from titanrl.errors import ConfigError, did_you_mean
 from titanrl.models.catalog import CATALOG, PackagedGGUF
 from titanrl.models.folder import ModelInfo, atomic_folder, inspect, is_value_architecture, read_json
 from titanrl.models.gguf import convert, sha256_of
@@ -47,7 +47,7 @@ def get(name: str, folder: str | Path | None = None, say: Callable[[str], None] 
     known = [*sorted(CATALOG), TINY]
     if name not in known:
         raise ConfigError(
-            f"unknown model {name!r}{suggest(name, known) or ';'} known: {', '.join(known)}. "
+            f"unknown model {name!r}{did_you_mean(name, known) or ';'} known: {', '.join(known)}. "
             f"Other models come with `titanrl model import PATH|HUB_ID|GGUF`."
         )
     target = Path(folder) if folder is not None else MODELS / name

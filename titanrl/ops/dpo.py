@@ -13,7 +13,16 @@ import torch
 
 from titanrl.ops.preference import smoothed_sigmoid_loss
 
-__all__ = ["SCORED", "SMOOTHED", "VARIANTS", "Divergence", "Knobs", "PairRatios", "Variant", "score"]
+__all__ = [
+    "SCORED",
+    "SMOOTHED",
+    "VARIANTS",
+    "Divergence",
+    "Hyperparameters",
+    "PairRatios",
+    "Variant",
+    "score",
+]
 
 Variant = Literal[
     "sigmoid", "robust", "hinge", "exo_pair", "discopop", "nca_pair", "bco_pair", "sppo_hard", "apo_zero",
@@ -46,7 +55,7 @@ class PairRatios(NamedTuple):
     """Bool: both rows have a trainable token."""
 
 
-class Knobs(NamedTuple):
+class Hyperparameters(NamedTuple):
     beta: float
     label_smoothing: float
     tau: float
@@ -66,32 +75,32 @@ def score(ratio: torch.Tensor, divergence: Divergence, alpha: float) -> torch.Te
     return ratio
 
 
-def _sigmoid(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _sigmoid(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return smoothed_sigmoid_loss(pair.logit, knobs.label_smoothing)
 
 
-def _robust(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _robust(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     e, ls = knobs.label_smoothing, torch.nn.functional.logsigmoid
     return (e * ls(-pair.logit) - (1 - e) * ls(pair.logit)) / (1 - 2 * e)
 
 
-def _hinge(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _hinge(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return (1 - pair.logit).clamp_min(0)
 
 
-def _exo_pair(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _exo_pair(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     e, ls = knobs.label_smoothing, torch.nn.functional.logsigmoid
     wins, loses = torch.sigmoid(pair.logit), torch.sigmoid(-pair.logit)
     return wins * (ls(pair.logit) - math.log(1 - e)) + loses * (ls(-pair.logit) - math.log(e))
 
 
-def _discopop(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _discopop(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     gate = torch.sigmoid(pair.logit / knobs.tau)
     logistic = -torch.nn.functional.logsigmoid(pair.logit)
     return (1 - gate) * logistic + gate * (-pair.logit).clamp(max=EXPONENT_CLAMP).exp()
 
 
-def _nca_pair(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _nca_pair(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     ls, chosen, rejected = (
         torch.nn.functional.logsigmoid,
         knobs.beta * pair.chosen,
@@ -100,38 +109,40 @@ def _nca_pair(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
     return -ls(chosen) - (ls(-chosen) + ls(-rejected)) / 2
 
 
-def _bco_pair(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _bco_pair(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     ls = torch.nn.functional.logsigmoid
     return -ls(knobs.beta * pair.chosen) - ls(-knobs.beta * pair.rejected)
 
 
-def _sppo_hard(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _sppo_hard(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     target = 1 / (2 * knobs.beta)
     return (pair.chosen - target).square() + (pair.rejected + target).square()
 
 
-def _apo_zero(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _apo_zero(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return torch.sigmoid(-knobs.beta * pair.chosen) + torch.sigmoid(knobs.beta * pair.rejected)
 
 
-def _apo_down(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _apo_down(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return torch.sigmoid(knobs.beta * pair.chosen) + torch.sigmoid(-pair.logit)
 
 
-def _sigmoid_norm(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _sigmoid_norm(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     margin = pair.chosen / pair.chosen_tokens - pair.rejected / pair.rejected_tokens
     return smoothed_sigmoid_loss(knobs.beta * margin, 0.0)
 
 
-def _aot(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _aot(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return _sorted_sigmoid(pair.policy_gap, pair.ref_gap, pair.live, knobs)
 
 
-def _aot_unpaired(pair: PairRatios, knobs: Knobs) -> torch.Tensor:
+def _aot_unpaired(pair: PairRatios, knobs: Hyperparameters) -> torch.Tensor:
     return _sorted_sigmoid(pair.chosen, pair.rejected, pair.live, knobs)
 
 
-def _sorted_sigmoid(x: torch.Tensor, y: torch.Tensor, live: torch.Tensor, knobs: Knobs) -> torch.Tensor:
+def _sorted_sigmoid(
+    x: torch.Tensor, y: torch.Tensor, live: torch.Tensor, knobs: Hyperparameters
+) -> torch.Tensor:
     """The k-th smallest x against the k-th smallest y over live pairs; the pair that holds x carries the
     loss."""
 
@@ -144,7 +155,7 @@ def _sorted_sigmoid(x: torch.Tensor, y: torch.Tensor, live: torch.Tensor, knobs:
     return smoothed_sigmoid_loss(knobs.beta * (x - y.gather(0, partner)), knobs.label_smoothing)
 
 
-VARIANTS: dict[Variant, Callable[[PairRatios, Knobs], torch.Tensor]] = {
+VARIANTS: dict[Variant, Callable[[PairRatios, Hyperparameters], torch.Tensor]] = {
     "sigmoid": _sigmoid,
     "robust": _robust,
     "hinge": _hinge,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from titanrl.ops.likeliest import likeliest
 from titanrl.ops.row_kernels import EAGER, Kernels, RowStatistics
+from titanrl.ops.topk import topk
 
 __all__ = ["TokenStatistics", "token_statistics"]
 
@@ -33,7 +33,7 @@ class TokenStatistics(NamedTuple):
     """[S] nats, differentiable."""
     sum_pi_squared: torch.Tensor
     """[S] sum of the squared probabilities; no gradient."""
-    likeliest_ids: torch.Tensor
+    topk_ids: torch.Tensor
     """[S, top_k] int64, the likeliest tokens, the most likely first."""
     likeliest_logprob: torch.Tensor
     """[S, top_k] their log-probs; no gradient."""
@@ -103,7 +103,7 @@ class _TokenStatistics(torch.autograd.Function):
             entropy[part] = (log_normaliser[part] - rows.weighted / rows.total).squeeze(-1)
             squares[part] = (rows.squares / rows.total.square()).squeeze(-1)
             if top_k:
-                top = likeliest(logits, top_k, group=group, vocab_start=vocab_start)
+                top = topk(logits, top_k, group=group, vocab_start=vocab_start)
                 best_ids[part], best[part] = top.ids, top.logits / temperature - log_normaliser[part]
         ctx.save_for_backward(hidden, weight, ids, local, mine, logprob, log_normaliser, entropy)
         ctx.temperature, ctx.kernels = temperature, kernels
@@ -113,15 +113,15 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, ids, local, mine, logprob, log_normaliser, entropy = ctx.saved_tensors
-        by_logprob, by_entropy, *_ = gradients
-        if by_logprob is None:
-            by_logprob = torch.zeros(local.shape, device=hidden.device)
-        by_logprob = by_logprob.float()
-        total = by_logprob.sum(-1, keepdim=True)
+        grad_logprob, grad_entropy, *_ = gradients
+        if grad_logprob is None:
+            grad_logprob = torch.zeros(local.shape, device=hidden.device)
+        grad_logprob = grad_logprob.float()
+        total = grad_logprob.sum(-1, keepdim=True)
         entropy = entropy.unsqueeze(-1)
-        if by_entropy is not None:
-            by_entropy = by_entropy.float().unsqueeze(-1)
-        picked = _picked_gradient(ids, logprob, by_logprob, entropy, by_entropy) / ctx.temperature
+        if grad_entropy is not None:
+            grad_entropy = grad_entropy.float().unsqueeze(-1)
+        picked = _picked_gradient(ids, logprob, grad_logprob, entropy, grad_entropy) / ctx.temperature
         hidden_gradient = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         # By tiles of words: one product over all tokens is a tile's whole gradient. Over several parts of
         # the tokens it is summed in float32, whatever the compute dtype.
@@ -137,7 +137,7 @@ class _TokenStatistics(torch.autograd.Function):
                     log_normaliser[part],
                     total[part],
                     entropy[part],
-                    None if by_entropy is None else by_entropy[part],
+                    None if grad_entropy is None else grad_entropy[part],
                 )
                 inside = mine[part] & (local[part] >= tile.start) & (local[part] < tile.stop)
                 row, pick = inside.nonzero(as_tuple=True)
@@ -151,28 +151,28 @@ class _TokenStatistics(torch.autograd.Function):
 def _picked_gradient(
     ids: torch.Tensor,
     logprob: torch.Tensor,
-    by_logprob: torch.Tensor,
+    grad_logprob: torch.Tensor,
     entropy: torch.Tensor,
-    by_entropy: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
 ) -> torch.Tensor:
     """Returns [S, K] float32 d loss / d z at ``ids``: ``g - pi (sum of g + g_H (log pi + H))``.
 
     In lower precision the two would cancel to nothing where pi is nearly 1.
 
     Args:
-        ids, logprob, by_logprob: [S, K]; an id that stands twice gets both gradients.
-        entropy, by_entropy: [S, 1].
+        ids, logprob, grad_logprob: [S, K]; an id that stands twice gets both gradients.
+        entropy, grad_entropy: [S, 1].
     """
-    slope = by_logprob.sum(-1, keepdim=True)
-    if by_entropy is not None:
-        slope = slope + by_entropy * (logprob + entropy)
+    slope = grad_logprob.sum(-1, keepdim=True)
+    if grad_entropy is not None:
+        slope = slope + grad_entropy * (logprob + entropy)
     if ids.shape[1] > 1 and len(ids) > 0:
         parts = _slices(len(ids), max(1, COMPARED // ids.shape[1] ** 2))
-        by_logprob = torch.cat([_summed_over_twins(ids[part], by_logprob[part]) for part in parts])
-    return by_logprob - logprob.exp() * slope
+        grad_logprob = torch.cat([_sum_over_duplicates(ids[part], grad_logprob[part]) for part in parts])
+    return grad_logprob - logprob.exp() * slope
 
 
-def _summed_over_twins(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _sum_over_duplicates(ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Returns [S, K] the sum of ``gradient`` [S, K] over all places of the row that hold the same id."""
     same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).float()
     return torch.einsum("skj,sj->sk", same, gradient)

@@ -6,7 +6,7 @@ import torch
 
 from titanrl.ops.masked import where0
 
-__all__ = ["both_rows", "live_pairs", "shared_length_weight", "smoothed_sigmoid_loss", "split_pairs"]
+__all__ = ["per_row", "valid_pairs", "shared_length_weight", "smoothed_sigmoid_loss", "split_pairs"]
 
 
 def split_pairs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,13 +22,13 @@ def split_pairs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x[0::2], x[1::2]
 
 
-def live_pairs(mask: torch.Tensor) -> torch.Tensor:
+def valid_pairs(mask: torch.Tensor) -> torch.Tensor:
     """Returns [B/2, 1] bool, true where both rows of the pair have a trainable token."""
     chosen, rejected = split_pairs(mask.any(-1, keepdim=True))
     return chosen & rejected
 
 
-def both_rows(pair_value: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+def per_row(pair_value: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     """Returns [B, 1], the number of each pair [B/2, 1] on its two rows; 0, no gradient, where not live."""
     return where0(live, pair_value).repeat_interleave(2, dim=0)
 

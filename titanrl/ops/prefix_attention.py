@@ -1,7 +1,7 @@
-"""Attention of a line of tokens in which what rows have in common stands once: exact, and computed once.
+"""Exact attention over packed sequences that share prefixes; a shared prefix is computed once.
 
-The line is a walk through a prefix tree: a token is seen by itself and those after it up to ``seen_until``,
-which are the rest of its own run of tokens and all that branches off from there. So attention is a causal
+A packed sequence is a walk through a prefix tree: a token is seen by itself and by those after it up to
+``visible_until``, which are the rest of its own run of tokens and all that branches off from there. So attention is a causal
 square for each run, and a full rectangle for each run that something branches off from: the branches'
 queries on the run's keys. Both are torch's fused kernel, on many runs at a time, joined by their normalisers.
 """
@@ -48,28 +48,28 @@ class Block(NamedTuple):
 
 
 def prefix_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen_until: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible_until: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Returns [T, N, H], softmax(scale * query key^T) value of each token over the tokens that it sees.
 
     Args:
         query: [T, N, H] on the CPU; N is a multiple of K. key, value: [T, K, H], of the same dtype.
-        seen_until: [T] int64: token t is seen by tokens t .. seen_until[t] - 1; such spans lie within each
-            other or apart.
+        visible_until: [T] int64: token t is seen by tokens t .. visible_until[t] - 1; such spans are nested
+            or disjoint.
     """
-    out: torch.Tensor = _attend(query, key, value, seen_until, scale)[0]
+    out: torch.Tensor = _attend(query, key, value, visible_until, scale)[0]
     return out
 
 
 @torch.library.custom_op("titanrl::prefix_attention", mutates_args=(), device_types="cpu")
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen_until: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible_until: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns [T, N, H] and the logarithms of its normalisers, [T * K, N / K] float32."""
     queries, keys, values = _rows(query, key), key.flatten(0, 1), value.flatten(0, 1)
     out = queries.new_empty(queries.shape, dtype=torch.float32)
     lse = out.new_empty(queries.shape[:2])
-    for block in _blocks(seen_until.numpy().tobytes(), key.shape[1]):
+    for block in _blocks(visible_until.numpy().tobytes(), key.shape[1]):
         part, norm = _forward(*_inputs(block, queries, keys, values), 0.0, block.is_square, scale=scale)
         rows = block.query.index_select(0, block.place)
         part = _flat(part).index_select(0, block.place).float()
@@ -87,7 +87,7 @@ def _attend(
 
 @_attend.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen_until: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible_until: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (query.shape[0] * key.shape[1], query.shape[1] // key.shape[1])
     return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
@@ -101,7 +101,7 @@ def _gradients(
     value: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    seen_until: torch.Tensor,
+    visible_until: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the gradients of query, key and value.
@@ -111,7 +111,7 @@ def _gradients(
     queries, keys, values = _rows(query, key), key.flatten(0, 1), value.flatten(0, 1)
     outs, gradients = out.view_as(queries), gradient.reshape(queries.shape)
     sums = [torch.empty_like(x, dtype=torch.float32) for x in (queries, keys, values)]
-    for block in _blocks(seen_until.numpy().tobytes(), key.shape[1]):
+    for block in _blocks(visible_until.numpy().tobytes(), key.shape[1]):
         dtype = torch.float32 if block.num_keys <= FLOAT32_KEYS else query.dtype
         rows = block.query.index_select(0, block.place)
         # What comes from filling has no gradient, so that what filled it gets none.
@@ -155,8 +155,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-    query, key, value, seen_until, out, lse = ctx.saved_tensors
-    return (*_gradients(gradient, query, key, value, out, lse, seen_until, ctx.scale), None, None)
+    query, key, value, visible_until, out, lse = ctx.saved_tensors
+    return (*_gradients(gradient, query, key, value, out, lse, visible_until, ctx.scale), None, None)
 
 
 _attend.register_autograd(_differentiate, setup_context=_keep)
@@ -191,12 +191,12 @@ def _inputs(
 
 
 @lru_cache(maxsize=64)
-def _blocks(seen_until: bytes, heads: int) -> tuple[Block, ...]:
+def _blocks(visible_until: bytes, heads: int) -> tuple[Block, ...]:
     """Returns the squares, in which each token stands once, then the rectangles.
 
     The layers of a model ask for the same line one after the other.
     """
-    line = torch.frombuffer(bytearray(seen_until), dtype=torch.int64)
+    line = torch.frombuffer(bytearray(visible_until), dtype=torch.int64)
     ends, sizes = torch.unique_consecutive(line, return_counts=True)
     squares: dict[int, list[Run]] = defaultdict(list)
     rectangles: dict[tuple[int, int, int], list[Run]] = defaultdict(list)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from titanrl.protocols.sources import (
     DataSettings,
     DataSource,
-    FixedRow,
+    Example,
     Messages,
+    ProcessStep,
     Prompt,
     PromptSource,
     SourceSettings,
-    Step,
 )
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ __all__ = [
     "DataSettings",
     "DataSource",
     "Filter",
-    "FixedRow",
+    "Example",
     "KLController",
     "KLEstimator",
     "Messages",
     "PolicyLoss",
     "PolicyOutputs",
     "Prompt",
-    "PromptRow",
+    "RolloutRequest",
     "PromptSource",
     "RewardFunction",
-    "Sample",
+    "Completion",
     "Sampler",
-    "SamplerHost",
+    "SamplerContext",
     "SamplerSettings",
     "SourceSettings",
     "Stateful",
-    "Step",
+    "ProcessStep",
     "TokenLoss",
 ]
 
@@ -157,7 +157,7 @@ class KLController(Stateful, Protocol):
 # ------------------------------------------------------------------------------------------------ sampling
 
 
-class PromptRow(NamedTuple):
+class RolloutRequest(NamedTuple):
     """One answer to be sampled: rows of a group share ``prompt_ids`` and differ in ``sample``."""
 
     prompt_ids: Sequence[int]
@@ -170,7 +170,7 @@ class PromptRow(NamedTuple):
     answer: str = ""
 
 
-class Sample(NamedTuple):
+class Completion(NamedTuple):
     """One sampled answer: token ids as they were sampled, never decoded and encoded again."""
 
     ids: Sequence[int]
@@ -182,7 +182,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerHost:
+class SamplerContext:
     """What a sampler may know of the process it lives in."""
 
     model_path: str
@@ -216,14 +216,14 @@ class Sampler(Protocol):
 
     def sample(
         self,
-        rows: Sequence[PromptRow],
+        rows: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
         temperature: float | None = None,
         greedy: bool = False,
         max_tokens: int | None = None,
-    ) -> list[Sample]: ...
+    ) -> list[Completion]: ...
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None: ...
     def sleep(self) -> None: ...
     def wake(self) -> None: ...
@@ -239,4 +239,4 @@ class SamplerSettings(Protocol):
     temperature: float
     max_response_tokens: int
 
-    def start(self, host: SamplerHost) -> Sampler: ...
+    def start(self, host: SamplerContext) -> Sampler: ...

@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 __all__ = [
     "DataSettings",
     "DataSource",
-    "FixedRow",
+    "Example",
     "Messages",
     "Prompt",
     "PromptSource",
     "SourceSettings",
-    "Step",
+    "ProcessStep",
 ]
 
 Messages: TypeAlias = tuple[dict[str, str], ...]
@@ -43,7 +43,7 @@ class SourceSettings(Protocol):
     def open(self) -> PromptSource: ...
 
 
-class Step(NamedTuple):
+class ProcessStep(NamedTuple):
     """One step of an answer, judged by itself."""
 
     text: str
@@ -53,13 +53,13 @@ class Step(NamedTuple):
     """What follows the step, not empty."""
 
 
-class FixedRow(NamedTuple):
+class Example(NamedTuple):
     """A row that is trained on as it stands instead of being sampled."""
 
     prompt: Messages | str
     """What comes before; nothing of it is trained."""
-    response: Messages | str | tuple[Step, ...]
-    """Messages: every assistant turn is trained; text: all of it and an end token; steps: see ``Step``."""
+    response: Messages | str | tuple[ProcessStep, ...]
+    """Messages: every assistant turn is trained; text: all of it and an end token; or process steps."""
     scalars: Mapping[str, float] = MappingProxyType({})
     """Batch keys [N] with the row's number for each: ``reward``, ``margin``."""
     head: str = ""
@@ -73,7 +73,7 @@ class DataSource(Protocol):
     """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[FixedRow, ...]:
+    def __getitem__(self, index: int) -> tuple[Example, ...]:
         """Raises:
         ValueError: a bad example: the column, what is wrong with it, the remedy; its place is added.
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from titanrl.config.alerts import Alerts
 
-__all__ = ["Alert", "Watch", "standing"]
+__all__ = ["Alert", "AlertMonitor", "standing"]
 
 Trace: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 """Metric name -> (step, value) of every step that reported it, in order."""
@@ -33,7 +33,7 @@ ABOVE = {
         "kl/value",
         "the policy has left its reference; raise the KL coefficient or lower the learning rate",
     ),
-    "equal_groups": (
+    "zero_std_groups": (
         "advantage/frac_zero_std",
         "most groups have equal rewards and teach nothing; choose other prompts or a finer reward",
     ),
@@ -41,8 +41,8 @@ ABOVE = {
         "loss/clip_fraction",
         "most tokens are at the clip bounds; lower the learning rate, or make fewer optimizer steps a batch",
     ),
-    "logprob_gap": (
-        "sample/logprob_gap",
+    "logprob_diff": (
+        "sample/logprob_diff",
         "sampler and trainer disagree; compare their precision, or add an [[algorithm.correction]]",
     ),
 }
@@ -58,7 +58,7 @@ WATCHED = (
 )
 
 
-class Watch:
+class AlertMonitor:
     """Sees the metrics of every step of a run, in order; a resumed run shows it the earlier ones again.
 
     Args:

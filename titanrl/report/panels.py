@@ -55,7 +55,7 @@ GROUPS: dict[str, tuple[Panel, ...]] = {
         Panel("share of tokens clipped", ("loss/clip_fraction",)),
         Panel("gradient norm before clipping", ("update/grad_norm",)),
         Panel("learning rate", ("update/lr",)),
-        Panel("mismatch of trainer and sampler, nats", ("sample/logprob_gap", "correction/mismatch_kl")),
+        Panel("mismatch of trainer and sampler, nats", ("sample/logprob_diff", "correction/mismatch_kl")),
         Panel("staleness of the samples, versions", ("sample/staleness_mean", "sample/staleness_max")),
         Panel("critic: explained variance", ("critic/explained_variance",)),
         Panel("critic: loss", ("critic/loss",)),

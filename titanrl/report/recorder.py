@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
 
-from titanrl.report.alerts import Watch
+from titanrl.report.alerts import AlertMonitor
 from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import read_jsonl
@@ -40,7 +40,7 @@ class Recorder:
         steps: int,
         done: int,
         enabled: bool,
-        watch: Watch | None = None,
+        watch: AlertMonitor | None = None,
     ) -> None:
         self.folder = folder
         # A resumed run writes the steps after its checkpoint again; step 0 is never written twice.
@@ -118,7 +118,7 @@ class Recorder:
             return
         total = sum(seconds.values())
         timed = {f"time/{stage}_seconds": spent for stage, spent in seconds.items()}
-        tokens = metrics.get("sample/tokens", metrics.get("data/trained_tokens", 0.0))
+        tokens = metrics.get("sample/tokens", metrics.get("data/loss_tokens", 0.0))
         rate = {"time/step_seconds": total, "time/tokens_per_second": tokens / total}
         for writer in self._writers:
             writer.scalars(step, {**metrics, **timed, **rate})

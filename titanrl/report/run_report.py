@@ -10,7 +10,7 @@ import tomli_w
 from markupsafe import Markup
 
 from titanrl import __version__
-from titanrl.report.dataflow_picture import dataflow_picture
+from titanrl.report.dataflow_plot import dataflow_plot
 from titanrl.report.figures import COLOURS, curves
 from titanrl.report.html import Page, code, details, figures, legend, note, table
 from titanrl.report.panels import Panel, groups, other_panels
@@ -144,7 +144,7 @@ def _dataflows(runs: Sequence[RunRecord]) -> list[Markup]:
     pictures: dict[Markup, list[str]] = {}
     for run in runs:
         try:
-            picture = dataflow_picture(load(RunFolder(run.path).config).flows())
+            picture = dataflow_plot(load(RunFolder(run.path).config).flows())
         except ConfigError as error:
             picture = note(f"The run's file cannot be read any more: {error}")
         pictures.setdefault(picture, []).append(run.name)

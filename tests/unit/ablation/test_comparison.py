@@ -34,7 +34,7 @@ def at(values: dict[str, list[float]], metric: str = "reward/mean") -> list[Meas
 def test_curves_add_up_tokens_of_every_draw_and_leave_validation_out(tmp_path: Path) -> None:
     import json
 
-    lines = [line(1, 0.5), line(2, None, **{"sample/redraws": 2.0}), line(3, 0.9)]
+    lines = [line(1, 0.5), line(2, None, **{"sample/resample_attempts": 2.0}), line(3, 0.9)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     curves = read_curves(tmp_path, ["reward/mean"])
     assert curves.spent["tokens"] == [10.0, 40.0, 50.0]

@@ -119,7 +119,9 @@ def test_run_made_before_a_key_was_there_is_a_run_of_today(ablation: Ablation, f
     run = plan(ablation()).runs[0]
     finish(run, [{"step": 2}])
     lines = run.folder.config.read_text().splitlines()
-    run.folder.config.write_text("\n".join(line for line in lines if not line.startswith("max_resample")))
+    run.folder.config.write_text(
+        "\n".join(line for line in lines if not line.startswith("max_resample_attempts"))
+    )
     assert run.state() == "finished"
 
 

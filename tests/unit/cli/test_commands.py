@@ -32,9 +32,9 @@ NO_LAUNCHER: dict[str, Any] = dict.fromkeys(
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
     """What the loop was asked to train, instead of training."""
     seen: list[tuple[Any, bool]] = []
-    loop = types.ModuleType("titanrl.loop.loop")
+    loop = types.ModuleType("titanrl.training.online")
     loop.train = lambda experiment, resume: seen.append((experiment, resume))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "titanrl.loop.loop", loop)
+    monkeypatch.setitem(sys.modules, "titanrl.training.online", loop)
     return seen
 
 
@@ -196,9 +196,7 @@ def test_components_shows_those_of_an_import(tmp_path: Path) -> None:
     output = titanrl("components", "loss", "cli_lab_loss", "--import", path).output
     assert "Returns nothing much." in output
     assert "How wide." in output
-    assert "Laws: python -m pytest -p cli_lab $TITANRL/tests/laws/" in output
-    assert "-k cli_lab_loss" in output.replace("\n", " ")
-    assert "Golden cases: none" in output
+    assert str(path) in output.replace("\n", "")
 
 
 def test_train_hands_the_experiment_to_the_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:
@@ -211,7 +209,9 @@ def test_train_hands_the_experiment_to_the_loop(file: Path, runs: list[tuple[Any
 def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command[1:]]))
-    monkeypatch.setitem(sys.modules, "titanrl.loop.loop", types.SimpleNamespace(train=lambda *_, **__: None))
+    monkeypatch.setitem(
+        sys.modules, "titanrl.training.online", types.SimpleNamespace(train=lambda *_, **__: None)
+    )
     titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
     assert commands == [
         [
@@ -277,9 +277,9 @@ def test_report_refuses_an_ending_that_it_does_not_draw(tmp_path: Path) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, dict[str, Any]]]:
     """What the server was asked to serve, instead of serving."""
     seen: list[tuple[Any, Any, dict[str, Any]]] = []
-    server = types.ModuleType("titanrl.model_server")
+    server = types.ModuleType("titanrl.serve.model")
     server.serve_model = lambda experiment, run, **keys: seen.append((experiment, run, keys))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "titanrl.model_server", server)
+    monkeypatch.setitem(sys.modules, "titanrl.serve.model", server)
     return seen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from titanrl.launch import first_host, launched, slurm_environment
+from titanrl.runtime.launch import first_host, launched, slurm_environment
 
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "16",

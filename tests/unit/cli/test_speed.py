@@ -43,7 +43,7 @@ def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
 
 WAKING = """
 import sys
-from titanrl.lazy import lazy_torch
+from titanrl.runtime.lazy import lazy_torch
 lazy_torch()
 import torch
 assert "torch._C" not in sys.modules

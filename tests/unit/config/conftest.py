@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from titanrl import registry
+from titanrl.registry import catalog as registry
 
 LAB = Path(__file__).with_name("config_lab.py")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.config.conftest import Write
 from titanrl.config import load
-from titanrl.config.algorithm_page import algorithm_page
+from tools.algorithm_page import algorithm_page
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "algorithms.md"

@@ -8,7 +8,7 @@ from tests.unit.config.conftest import EXPERIMENT, Write
 from titanrl.config import Experiment, load
 from titanrl.config.dump import to_table
 from titanrl.errors import ConfigError
-from titanrl.schema import STAGES
+from titanrl.protocols.batch import STAGES
 
 
 def refusal(write: Write, *overrides: str, text: str = EXPERIMENT) -> str:
@@ -121,12 +121,12 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
             "without advantage cannot be left out, since the critic on the policy's body learns from them.",
         ),
         (
-            ["loop.max_update_kl=0.02"],
-            "[loop] max_update_kl is not used where a batch is one optimizer step; leave it out, or raise",
+            ["loop.target_kl=0.02"],
+            "[loop] target_kl is not used where a batch is one optimizer step; leave it out, or raise",
         ),
         (
-            ["loop.max_update_kl=0.02", "loop.epochs=2", "algorithm.loss.reads=['advantage']"],
-            "[loop] max_update_kl needs a loss that reports approx_kl, got loss 'lab_loss'; leave it out.",
+            ["loop.target_kl=0.02", "loop.epochs=2", "algorithm.loss.reads=['advantage']"],
+            "[loop] target_kl needs a loss that reports approx_kl, got loss 'lab_loss'; leave it out.",
         ),
         (
             ["algorithm.reward_scaling={}", "algorithm.advantage={name='teacher_kl'}", "teacher={path='x'}"],

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.config.conftest import EXPERIMENT, Write
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
-from titanrl.schema import key_name
+from titanrl.protocols.batch import key_name
 
 DPO = """
 [model]
@@ -126,9 +126,9 @@ def test_tables_that_do_not_go_with_data_are_refused(
         ),
         ([HELD_OUT("messages")], "[evaluation.data] must be absent from an experiment with [prompts]"),
         (
-            ["algorithm.advantage={name='reinforce_plus_plus'}", "alerts.stop=['equal_groups']"],
+            ["algorithm.advantage={name='reinforce_plus_plus'}", "alerts.stop=['zero_std_groups']"],
             (
-                "[alerts] stop must not name 'equal_groups', which advantage 'reinforce_plus_plus' never "
+                "[alerts] stop must not name 'zero_std_groups', which advantage 'reinforce_plus_plus' never "
                 "raises: it compares no groups; leave it out."
             ),
         ),

@@ -40,7 +40,7 @@ def test_integers_become_floats_where_floats_are_wanted(write: Write) -> None:
 
 def test_reward_takes_the_keys_that_both_know_from_the_component(write: Write) -> None:
     (reward,) = load(write()).reward
-    assert (reward.label, reward.failure, reward.deadline_seconds) == ("lab_match", -1.0, 60.0)
+    assert (reward.label, reward.failure, reward.timeout_seconds) == ("lab_match", -1.0, 60.0)
     (reward,) = load(write(), ["reward.0.failure=-3", "reward.0.label=right"]).reward
     assert (reward.label, reward.failure, reward.component.failure) == ("right", -3.0, -3.0)  # type: ignore[attr-defined]
 

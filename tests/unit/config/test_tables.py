@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from titanrl.algorithm import Algorithm, KLTerm
+from titanrl.algorithm.reward_scaling import RewardScaling
+from titanrl.algorithm.table import Algorithm, KLTerm
 from titanrl.config import Experiment, engine_tables, tables
 from titanrl.config.alerts import Alerts
-from titanrl.config.docs import default_of, key_docs, type_name
 from titanrl.config.rft import RFT
-from titanrl.decode import element, settable
 from titanrl.registry import component_class, kinds, names
-from titanrl.reward_scaling import RewardScaling
+from titanrl.registry.decode import fields_of, unwrap_optional
+from titanrl.registry.docs import default_of, key_docs, type_name
 
 SNAPSHOT = Path(__file__).with_name("defaults.json")
 
@@ -73,8 +73,8 @@ DIFFERENCES = {
 @pytest.mark.parametrize("table", ENGINE_TABLES, ids=lambda table: table.__name__)
 def test_engine_tables_mirror_torchtitan_but_for_the_listed_differences(table: type) -> None:
     for theirs in torchtitan_classes()[table.__name__]:
-        known = settable(theirs)
-        for key, (field, hint) in settable(table).items():
+        known = fields_of(theirs)
+        for key, (field, hint) in fields_of(table).items():
             same = key in known and known[key][1] == hint and default(known[key][0]) == default(field)
             assert same != ((table.__name__, key) in DIFFERENCES), key
 
@@ -95,7 +95,7 @@ def test_optimizer_defaults_are_those_of_torchtitans_adamw() -> None:
 
 
 def test_differences_name_keys_that_exist() -> None:
-    keys = {(table.__name__, key) for table in ENGINE_TABLES for key in settable(table)}
+    keys = {(table.__name__, key) for table in ENGINE_TABLES for key in fields_of(table)}
     assert DIFFERENCES.keys() <= keys
 
 
@@ -114,7 +114,7 @@ def every_class() -> list[tuple[str, type]]:
 
 def defaults_now() -> dict[str, dict[str, str]]:
     return {
-        label: {key: default_of(field) for key, (field, _) in settable(cls).items()}
+        label: {key: default_of(field) for key, (field, _) in fields_of(cls).items()}
         for label, cls in every_class()
         if cls.__module__.startswith("titanrl.")
     }
@@ -131,7 +131,7 @@ def test_every_key_is_documented() -> None:
         f"{label}.{key}"
         for label, cls in every_class()
         if cls.__module__.startswith("titanrl.")
-        for key in settable(cls)
+        for key in fields_of(cls)
         if not key_docs(cls).get(key)
     ]
     assert bare == []
@@ -142,22 +142,22 @@ def test_keys_that_may_be_off_are_off_by_default() -> None:
     wrong = [
         f"{label}.{key}"
         for label, cls in every_class()
-        for key, (field, hint) in settable(cls).items()
+        for key, (field, hint) in fields_of(cls).items()
         if NoneType in typing.get_args(hint) and default(field) is not None
     ]
     assert wrong == []
 
 
 def test_types_and_defaults_read_as_toml() -> None:
-    keys = settable(engine_tables.Training)
+    keys = fields_of(engine_tables.Training)
     assert type_name(keys["dtype"][1]) == '"bfloat16" | "float32"'
     assert type_name(keys["max_norm"][1]) == "number"
-    assert type_name(settable(engine_tables.Compile)["components"][1]) == 'array of "model" | "loss"'
-    assert type_name(settable(Algorithm)["kl"][1]) == "table: kl"
+    assert type_name(fields_of(engine_tables.Compile)["components"][1]) == 'array of "model" | "loss"'
+    assert type_name(fields_of(Algorithm)["kl"][1]) == "table: kl"
     assert default_of(keys["dtype"][0]) == '"float32"'
-    assert default_of(settable(tables.Loop)["steps"][0]) == "required"
-    assert default_of(settable(tables.Run)["name"][0]) == "off"
-    assert element(settable(Algorithm)["kl"][1])[0] is KLTerm
+    assert default_of(fields_of(tables.Loop)["steps"][0]) == "required"
+    assert default_of(fields_of(tables.Run)["name"][0]) == "off"
+    assert unwrap_optional(fields_of(Algorithm)["kl"][1])[0] is KLTerm
 
 
 if __name__ == "__main__":

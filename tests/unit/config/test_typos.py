@@ -14,9 +14,9 @@ import pytest
 from tests.unit.config.test_tables import TABLES
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import DIRECTIVES, load, read
-from titanrl.decode import build, settable
 from titanrl.errors import ConfigError
 from titanrl.registry import component_class, kinds, names
+from titanrl.registry.decode import build, fields_of
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 WHOLE = sorted(
@@ -130,4 +130,4 @@ def test_slip_in_a_name_of_a_shipped_file_is_refused_with_its_place(path: Path) 
 def every_key() -> set[str]:
     """Returns every key of every table: a slip from one right key to another is no misspelling."""
     components = [component_class(kind, name) for kind in kinds() for name in names(kind)]
-    return {key for cls in (*TABLES, *components) for key in settable(cls)} | {*DIRECTIVES, "name"}
+    return {key for cls in (*TABLES, *components) for key in fields_of(cls)} | {*DIRECTIVES, "name"}

@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch.distributed.tensor import DTensor
 
 import titanrl
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Optimizer, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.settings import FrozenModel
 from titanrl.models import tiny
-from titanrl.objective import Objective
 
 LENGTH = 40
 LOSSES = {"kl": "k3"}

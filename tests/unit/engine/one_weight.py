@@ -12,17 +12,17 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict
 
+from titanrl.algorithm.metrics import Sums
+from titanrl.algorithm.objective import Objective
 from titanrl.engine.packing import MicroBatch
-from titanrl.engine.role import Role
+from titanrl.engine.scoring_model import ScoringModel
 from titanrl.engine.update import Updater
-from titanrl.metrics import Sums
-from titanrl.objective import Objective
 from titanrl.ops.logprob import TokenStatistics
 
 NO_TERMS = (0.0, 0.0)
 
 
-class OneWeightRole(Role):
+class OneWeightRole(ScoringModel):
     """Every role's way from rows to micro-batches and back, around a product."""
 
     def __init__(self, *, max_tokens: int = 1, head: str = "language", pp: int = 1, tp: int = 1) -> None:
@@ -33,7 +33,12 @@ class OneWeightRole(Role):
         self.weight = torch.nn.Parameter(torch.ones(()))
         dims = SimpleNamespace(pp=pp, tp=tp, ep_enabled=False, get_optional_mesh=lambda _: None)
         mesh = SimpleNamespace(
-            device=torch.device("cpu"), dims=dims, dp_group=None, pp_group=None, dp_degree=1, is_alone=False
+            device=torch.device("cpu"),
+            dims=dims,
+            dp_group=None,
+            pp_group=None,
+            dp_degree=1,
+            single_dp_rank=False,
         )
         model = SimpleNamespace(
             is_value_model=head == "value", stages=[], fsdp_modules=list, parameters=lambda: [self.weight]

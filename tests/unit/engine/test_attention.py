@@ -7,22 +7,24 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.unit.engine.conftest import make_batch
 from titanrl.engine.attention import LineAttention, sees
-from titanrl.engine.packing import lay_out, pad_to
+from titanrl.engine.packing import pack_sequences, pad_to
 
 LENGTH = 192
 
 
 def lines() -> torch.Tensor:
-    """Returns ``seen_until`` [2, T] of two lines; in the first, two answers part after some tokens."""
+    """Returns ``visible_until`` [2, T] of two lines; in the first, two answers part after some tokens."""
     batch = make_batch()
     batch["input_ids"][3, :20] = batch["input_ids"][2, :20]
-    parts = [lay_out(batch, rows, torch.device("cpu")) for rows in (torch.arange(9), torch.tensor([4, 6]))]
-    return torch.cat([pad_to(part, LENGTH).seen_until for part in parts])
+    parts = [
+        pack_sequences(batch, rows, torch.device("cpu")) for rows in (torch.arange(9), torch.tensor([4, 6]))
+    ]
+    return torch.cat([pad_to(part, LENGTH).visible_until for part in parts])
 
 
 def test_block_mask_attends_as_squares_and_rectangles() -> None:
-    seen_until = lines()
-    mask = create_block_mask(sees(seen_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
+    visible_until = lines()
+    mask = create_block_mask(sees(visible_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, LENGTH, heads, 8, generator=generator) for heads in (6, 2, 2))
     flex = flex_attention(
@@ -31,14 +33,14 @@ def test_block_mask_attends_as_squares_and_rectangles() -> None:
     attention = LineAttention.Config().build()
     for line in (0, 1):
         inputs = (x[line : line + 1] for x in (query, key, value))
-        found = attention(*inputs, attention_masks=seen_until[line : line + 1], scale=0.3)
+        found = attention(*inputs, attention_masks=visible_until[line : line + 1], scale=0.3)
         torch.testing.assert_close(found, flex[line : line + 1], atol=1e-5, rtol=0)
 
 
 def test_block_mask_leaves_out_blocks_that_nothing_sees() -> None:
     """Blocks of 32; of 192 tokens, 117 are two rows of 64 and 53 that share nothing, the rest padding."""
-    seen_until = torch.tensor([[64] * 64 + [117] * 53 + list(range(118, 193))])
-    mask = create_block_mask(sees(seen_until), 1, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
+    visible_until = torch.tensor([[64] * 64 + [117] * 53 + list(range(118, 193))])
+    mask = create_block_mask(sees(visible_until), 1, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     computed = mask.kv_num_blocks + mask.full_kv_num_blocks
     assert computed.flatten().tolist() == [1, 2, 1, 2, 1, 1]
 

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.api import CheckpointException as Failed
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.unit.engine.conftest import make_batch
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Checkpoint, LRScheduler
 from titanrl.engine import Engine, has_checkpoint
 from titanrl.errors import TrainingError
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 

@@ -9,9 +9,9 @@ import torch
 
 import titanrl
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Compile
 from titanrl.engine import Engine
-from titanrl.objective import Objective
 
 COMPILED = Compile(enable=True, components=("loss",))
 

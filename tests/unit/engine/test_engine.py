@@ -10,12 +10,12 @@ import torch
 
 import titanrl
 from tests.unit.engine.conftest import full, make_batch, pad_columns, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Parallelism, Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.settings import FrozenModel
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 

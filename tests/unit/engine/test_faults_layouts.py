@@ -9,18 +9,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from titanrl.data.collate import collate_rollouts, trim
 from titanrl.engine import Engine
-from titanrl.loop.buffer import assemble, trim
-from titanrl.protocols import PromptRow, Sample
+from titanrl.protocols import Completion, RolloutRequest
 
 PROMPT, ANSWER, LONG = [5, 6, 7], [8, 9], [11, 12, 13, 14, 15, 16, 17, 18]
 
 
 def rows_of(*rows: tuple[list[int], list[int], int]) -> TensorDict:
     """Returns the batch of (prompt, answer, group)."""
-    prompts = [PromptRow(prompt, group, index) for index, (prompt, _, group) in enumerate(rows)]
-    answers = [Sample(answer, [0.0] * len(answer), 0) for _, answer, _ in rows]
-    return assemble(prompts, answers, decode=str, version=0)
+    prompts = [RolloutRequest(prompt, group, index) for index, (prompt, _, group) in enumerate(rows)]
+    answers = [Completion(answer, [0.0] * len(answer), 0) for _, answer, _ in rows]
+    return collate_rollouts(prompts, answers, decode=str, version=0)
 
 
 def padded(batch: TensorDict) -> TensorDict:

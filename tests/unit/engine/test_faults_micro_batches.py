@@ -7,9 +7,9 @@ import torch
 
 import titanrl
 from tests.unit.engine.one_weight import NO_TERMS, OneWeight, OneWeightRole, rows_of
-from titanrl.engine.packing import lay_out, plan
-from titanrl.metrics import means
-from titanrl.objective import Objective
+from titanrl.algorithm.metrics import means
+from titanrl.algorithm.objective import Objective
+from titanrl.engine.packing import assign_micro_batches, pack_sequences
 
 CPU = torch.device("cpu")
 SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))
@@ -84,7 +84,7 @@ def test_k3_11_the_norm_is_that_of_the_normalised_sum(max_tokens: int) -> None:
 def test_k9_10_the_longest_rows_last_token_is_kept(lengths: list[int], columns: int) -> None:
     wide = rows_of([5, 6], lengths=[4, 4])
     wide["loss_mask"] = torch.arange(4) < torch.tensor(lengths)[:, None]
-    part = lay_out(wide, torch.arange(2), CPU)
+    part = pack_sequences(wide, torch.arange(2), CPU)
     assert part.batch["loss_mask"].shape == (2, columns)
     assert part.num_trained == sum(lengths)
 
@@ -93,8 +93,8 @@ def test_k17_05_every_key_is_cut_by_rows() -> None:
     batch = rows_of([1, 2, 3, 4], lengths=[3] * 4)
     batch["old_logprob"] = torch.arange(12.0).view(4, 3)
     batch["candidate_logprob"] = torch.arange(24.0).view(4, 3, 2)
-    for rows, number in zip(plan(batch, 6), (0, 2), strict=True):
-        part = lay_out(batch, rows, CPU).batch
+    for rows, number in zip(assign_micro_batches(batch, 6), (0, 2), strict=True):
+        part = pack_sequences(batch, rows, CPU).batch
         assert torch.equal(part["old_logprob"], batch["old_logprob"][number : number + 2])
         assert torch.equal(part["candidate_logprob"], batch["candidate_logprob"][number : number + 2])
 

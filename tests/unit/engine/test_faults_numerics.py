@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.engine import Engine, update
-from titanrl.engine.packing import lay_out
+from titanrl.engine.packing import pack_sequences
 from titanrl.engine.pipeline import line_length
 
 Make = Callable[..., Engine]
@@ -33,7 +33,7 @@ def test_k15_09_packed_rows_count_their_positions_anew() -> None:
         {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.tensor([0, 1])},
         batch_size=[2],
     )
-    found = lay_out(rows, torch.arange(2), torch.device("cpu"))
+    found = pack_sequences(rows, torch.arange(2), torch.device("cpu"))
     assert found.positions.tolist() == [[0, 1, 2, 0, 1]]
 
 

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from tests.unit.engine.one_weight import OneWeightRole, rows_of
 from titanrl.engine.build import Model
-from titanrl.engine.mesh import start
+from titanrl.engine.mesh import init_distributed
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.pipeline import run_pipeline
 
@@ -30,7 +30,7 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_k3_08_a_pipeline_adds_to_the_gradient_that_is_there(schedule: str) -> None:
     """Three rounds of two micro-batches of gradient 1 add to 6; a rescaled sum would be 1.75 or 3.5."""
-    device = start()
+    device = init_distributed()
     module = Product()
     model = SimpleNamespace(
         parts=[module], stages=[PipelineStage(module, 0, 1, device)], schedule_name=schedule, schedule=None,

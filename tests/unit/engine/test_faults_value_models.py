@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import titanrl
 from tests.unit.engine.conftest import make_batch
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Checkpoint, Optimizer
 from titanrl.engine import Engine
 from titanrl.engine.settings import CriticModel
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 REGRESSION = Objective(loss=titanrl.build("loss", {"name": "value"}))

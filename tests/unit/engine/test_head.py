@@ -24,8 +24,8 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
     hidden = torch.randn(S, D, generator=generator).requires_grad_()
     weight = torch.randn(V, D, generator=generator).requires_grad_()
     ids = torch.randint(0, V, (S, K), generator=generator)
-    by_logprob, by_entropy = torch.randn(S, K, generator=generator), torch.randn(S, generator=generator)
-    return hidden, weight, ids, by_logprob, by_entropy
+    grad_logprob, grad_entropy = torch.randn(S, K, generator=generator), torch.randn(S, generator=generator)
+    return hidden, weight, ids, grad_logprob, grad_entropy
 
 
 @pytest.fixture(autouse=True)
@@ -48,30 +48,30 @@ def test_head_equals_log_softmax_in_float64(temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("with_entropy", [True, False])
 def test_head_gradient_equals_autograd_in_float64(temperature: float, with_entropy: bool) -> None:
-    hidden, weight, ids, by_logprob, by_entropy = inputs(1)
+    hidden, weight, ids, grad_logprob, grad_entropy = inputs(1)
     factor = 1.0 if with_entropy else 0.0
     found = token_statistics(hidden, weight, ids, temperature=temperature)
-    total = (found.logprob * by_logprob).sum()
+    total = (found.logprob * grad_logprob).sum()
     if with_entropy:
-        total = total + (found.entropy * by_entropy).sum()
+        total = total + (found.entropy * grad_entropy).sum()
     total.backward()
     exact_hidden = hidden.detach().double().requires_grad_()
     exact_weight = weight.detach().double().requires_grad_()
     logprob, entropy, _ = reference(exact_hidden, exact_weight, ids, temperature)
-    ((logprob * by_logprob).sum() + factor * (entropy * by_entropy).sum()).backward()
+    ((logprob * grad_logprob).sum() + factor * (entropy * grad_entropy).sum()).backward()
     # Sums of up to 600 float32 terms of size 10.
     torch.testing.assert_close(hidden.grad.double(), exact_hidden.grad, atol=5e-5, rtol=1e-5)
     torch.testing.assert_close(weight.grad.double(), exact_weight.grad, atol=1e-4, rtol=1e-5)
 
 
 def test_head_gives_a_repeated_id_both_gradients() -> None:
-    hidden, weight, ids, by_logprob, _ = inputs(2)
+    hidden, weight, ids, grad_logprob, _ = inputs(2)
     ids = ids[:, :1].expand(-1, 2)
     found = token_statistics(hidden, weight, ids)
-    (found.logprob * by_logprob[:, :2]).sum().backward()
+    (found.logprob * grad_logprob[:, :2]).sum().backward()
     exact = hidden.detach().double().requires_grad_()
     logprob, *_ = reference(exact, weight.detach().double(), ids, 1.0)
-    (logprob * by_logprob[:, :2]).sum().backward()
+    (logprob * grad_logprob[:, :2]).sum().backward()
     torch.testing.assert_close(hidden.grad.double(), exact.grad, atol=5e-5, rtol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_head_finds_the_likeliest_tokens_and_their_logprobs(temperature: float) 
     found = token_statistics(hidden, weight, ids, temperature=temperature, top_k=5)
     log_pi = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
     wanted = log_pi.topk(5, dim=-1)
-    assert torch.equal(found.likeliest_ids, wanted.indices)
+    assert torch.equal(found.topk_ids, wanted.indices)
     torch.testing.assert_close(found.likeliest_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
     assert not found.likeliest_logprob.requires_grad
 
@@ -89,8 +89,8 @@ def test_head_finds_the_likeliest_tokens_and_their_logprobs(temperature: float) 
 def test_head_asked_for_the_likeliest_tokens_gives_the_same_gradients() -> None:
     gradients = []
     for top_k in (0, 5):
-        hidden, weight, ids, by_logprob, _ = inputs(8)
-        (token_statistics(hidden, weight, ids, top_k=top_k).logprob * by_logprob).sum().backward()
+        hidden, weight, ids, grad_logprob, _ = inputs(8)
+        (token_statistics(hidden, weight, ids, top_k=top_k).logprob * grad_logprob).sum().backward()
         gradients.append((hidden.grad, weight.grad))
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
@@ -137,12 +137,12 @@ def test_gradient_of_a_nearly_certain_token_survives_bfloat16() -> None:
 
 
 def test_an_id_that_stands_twice_gets_both_gradients() -> None:
-    hidden, weight, ids, by_logprob, by_entropy = inputs(7)
+    hidden, weight, ids, grad_logprob, grad_entropy = inputs(7)
     ids[:, 2] = ids[:, 0]
     gradients = []
     for found in (token_statistics(hidden, weight, ids), reference(hidden, weight, ids, 1.0)):
         hidden.grad = weight.grad = None
-        ((found[0] * by_logprob).sum() + (found[1] * by_entropy).sum()).backward()
+        ((found[0] * grad_logprob).sum() + (found[1] * grad_entropy).sum()).backward()
         gradients.append((hidden.grad, weight.grad))
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
@@ -150,14 +150,14 @@ def test_an_id_that_stands_twice_gets_both_gradients() -> None:
 
 @pytest.mark.slow
 def test_compiled_head_equals_eager() -> None:
-    from titanrl.engine.head import compiled_kernels
+    from titanrl.engine.heads.token import compiled_kernels
 
-    hidden, weight, ids, by_logprob, by_entropy = inputs(6)
+    hidden, weight, ids, grad_logprob, grad_entropy = inputs(6)
     gradients = []
     for kernels in (row_kernels.EAGER, compiled_kernels("inductor")):
         hidden.grad = weight.grad = None
         found = token_statistics(hidden, weight, ids, temperature=0.7, kernels=kernels)
-        ((found.logprob * by_logprob).sum() + (found.entropy * by_entropy).sum()).backward()
+        ((found.logprob * grad_logprob).sum() + (found.entropy * grad_entropy).sum()).backward()
         gradients.append((found.logprob.detach(), hidden.grad, weight.grad))
     for eager, compiled in zip(*gradients, strict=True):
         torch.testing.assert_close(compiled, eager, atol=1e-4, rtol=1e-5)

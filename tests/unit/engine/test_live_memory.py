@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.timing import live_tensors, peak_bytes
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
 from titanrl.models.hf_config import HFConfig
-from titanrl.models.memory import Model, needs, parameters
+from titanrl.models.memory import Model, estimate_memory, parameters
 from titanrl.models.tiny import create
-from titanrl.objective import Objective
 from titanrl.ops import prefix_attention
 
 Make = Callable[..., Engine]
@@ -96,5 +96,5 @@ def test_prediction_is_within_15_percent_of_what_an_update_holds(
         optimizer=Optimizer(),
     )
     training = Training(max_tokens_per_microbatch=held, mixed_precision_param="float32")
-    parts = needs([policy], Parallelism(), training, ActivationCheckpoint(), 1)
+    parts = estimate_memory([policy], Parallelism(), training, ActivationCheckpoint(), 1)
     assert sum(part.size for part in parts) == pytest.approx(measured, rel=0.15)

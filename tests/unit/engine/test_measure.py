@@ -11,10 +11,10 @@ from tensordict import TensorDict
 
 import titanrl
 from tests.unit.engine.conftest import pad_columns
+from titanrl.algorithm.metrics import means
+from titanrl.algorithm.objective import Objective
 from titanrl.engine import Engine
 from titanrl.errors import ConfigError
-from titanrl.metrics import means
-from titanrl.objective import Objective
 
 PAIRS = 5
 COEFFICIENTS = (0.0, 0.0)

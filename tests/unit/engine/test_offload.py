@@ -15,15 +15,15 @@ import torchtitan.distributed.fsdp
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import ActivationCheckpoint, Optimizer, Parallelism, Training
 from titanrl.engine import Engine
 from titanrl.engine.allocate import allocate
-from titanrl.engine.role import Role
+from titanrl.engine.scoring_model import ScoringModel
 from titanrl.engine.settings import FrozenModel
 from titanrl.models import tiny
 from titanrl.models.hf_config import HFConfig
-from titanrl.models.memory import Model, needs
-from titanrl.objective import Objective
+from titanrl.models.memory import Model, estimate_memory
 
 Make = Callable[..., Engine]
 
@@ -35,7 +35,7 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchtitan.distributed.fsdp, "CPUOffloadPolicy", policy)
 
 
-def fsdp_parameters(role: Role) -> Iterator[Any]:
+def fsdp_parameters(role: ScoringModel) -> Iterator[Any]:
     for module in role.model.fsdp_modules():
         for group in module._get_fsdp_state()._fsdp_param_groups:
             yield from group.fsdp_params
@@ -108,7 +108,7 @@ def test_prediction_moves_weights_of_an_offloaded_model_to_the_host(model_folder
             offload=offload,
         )  # fmt: skip
         training = Training(max_tokens_per_microbatch=tokens)
-        found = needs([policy, reference], Parallelism(), training, ActivationCheckpoint(), 2)
+        found = estimate_memory([policy, reference], Parallelism(), training, ActivationCheckpoint(), 2)
         return {each.name: (each.size, each.is_on_host) for each in found}
 
     for tokens, larger in ((1, "reference: gathered weights"), (1000, "activations")):

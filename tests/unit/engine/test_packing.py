@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tests.unit.engine.conftest import make_batch
-from titanrl.engine.packing import MicroBatch, blank, lay_out, pad_to, plan
+from titanrl.engine.packing import MicroBatch, assign_micro_batches, dummy_micro_batch, pack_sequences, pad_to
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def seen(micro_batch: MicroBatch) -> torch.Tensor:
     """Returns [T, T] bool, which token (row) sees which (column)."""
     number = torch.arange(micro_batch.tokens.shape[1])
-    return (number[:, None] >= number) & (number[:, None] < micro_batch.seen_until)
+    return (number[:, None] >= number) & (number[:, None] < micro_batch.visible_until)
 
 
 def assert_rows_are_whole(batch: TensorDict, micro_batch: MicroBatch) -> None:
@@ -42,14 +42,14 @@ def test_plan_keeps_groups_whole_and_within_the_budget(sizes: list[int], max_tok
     mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
     ids = torch.randint(2, (len(group_id), 6), generator=generator)
     batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
-    parts = plan(batch, max_tokens)
+    parts = assign_micro_batches(batch, max_tokens)
     seen = torch.cat(parts).tolist() if parts else []
     live = [row for row in range(len(group_id)) if mask[group_id == group_id[row]].any()]
     assert sorted(seen) == live
     for part in parts:
         groups = group_id[part].unique()
         assert len(part) == sum(int((group_id == group).sum()) for group in groups)
-        assert lay_out(batch, part, CPU).tokens.numel() <= max_tokens + len(part) or len(groups) == 1
+        assert pack_sequences(batch, part, CPU).tokens.numel() <= max_tokens + len(part) or len(groups) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,7 +70,7 @@ def test_lay_out_computes_each_distinct_beginning_once(
     batch = TensorDict(
         {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)]
     )
-    micro_batch = lay_out(batch, torch.arange(len(ids)), CPU)
+    micro_batch = pack_sequences(batch, torch.arange(len(ids)), CPU)
     last = [int(row.nonzero().max()) + 1 if row.any() else 0 for row in mask]
     distinct = {
         (int(group), *row[:end].tolist())
@@ -94,24 +94,24 @@ def test_turns_that_rows_share_are_computed_once() -> None:
         {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.zeros(4, dtype=torch.int64)},
         batch_size=[4],
     )
-    micro_batch = lay_out(batch, torch.arange(4), CPU)
+    micro_batch = pack_sequences(batch, torch.arange(4), CPU)
     assert micro_batch.num_tokens == 12 + 6
     assert_rows_are_whole(batch, micro_batch)
 
 
 def test_a_row_that_trains_nothing_costs_nothing_and_leaves_the_prompt_shared() -> None:
     batch = make_batch()
-    before = lay_out(batch, torch.arange(4), CPU)
+    before = pack_sequences(batch, torch.arange(4), CPU)
     for row in range(4):
         dead = batch.clone()
         dead["loss_mask"][row] = False
         own = int(batch["loss_mask"][row].sum()) - 1
-        assert lay_out(dead, torch.arange(4), CPU).num_tokens == before.num_tokens - own
+        assert pack_sequences(dead, torch.arange(4), CPU).num_tokens == before.num_tokens - own
 
 
 def test_lay_out_chooses_the_hidden_states_that_predict_trained_labels() -> None:
     batch = make_batch()
-    micro_batch = lay_out(batch, torch.arange(4, 9), CPU)
+    micro_batch = pack_sequences(batch, torch.arange(4, 9), CPU)
     mask = batch["loss_mask"][4:9, : micro_batch.batch["loss_mask"].shape[1]]
     assert micro_batch.tokens[0, micro_batch.chosen].tolist() == micro_batch.batch["input_ids"][mask].tolist()
     positions = mask.nonzero()[:, 1]
@@ -122,7 +122,7 @@ def test_lay_out_shares_nothing_between_groups() -> None:
     batch = make_batch()
     length = batch["loss_mask"].sum(1) + 11
     batch["group_id"] = torch.arange(len(batch))
-    micro_batch = lay_out(batch, torch.arange(3), CPU)
+    micro_batch = pack_sequences(batch, torch.arange(3), CPU)
     assert micro_batch.num_tokens == int(length[:3].sum())
     assert_rows_are_whole(batch, micro_batch)
 
@@ -139,10 +139,10 @@ def test_plan_cuts_a_large_group_where_rows_are_not_compared() -> None:
         {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.zeros(6, dtype=torch.int64)},
         batch_size=[6],
     )
-    assert [part.tolist() for part in plan(batch, 15)] == [[0, 1, 2, 3, 4, 5]]
-    parts = plan(batch, 15, whole_groups=False)
+    assert [part.tolist() for part in assign_micro_batches(batch, 15)] == [[0, 1, 2, 3, 4, 5]]
+    parts = assign_micro_batches(batch, 15, whole_groups=False)
     assert [part.tolist() for part in parts] == [[0, 2, 5], [1, 4], [3]]
-    assert [lay_out(batch, part, CPU).num_tokens for part in parts] == [15, 12, 10]
+    assert [pack_sequences(batch, part, CPU).num_tokens for part in parts] == [15, 12, 10]
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,16 +159,16 @@ def test_plan_in_parts_holds_each_row_once_and_the_budget(
     mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
     ids = torch.randint(2, (len(group_id), 6), generator=generator)
     batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
-    parts = plan(batch, max_tokens, whole_groups=False)
+    parts = assign_micro_batches(batch, max_tokens, whole_groups=False)
     rows = [row for part in parts for row in part.tolist()]
     assert len(rows) == len(set(rows))
     assert set(mask.any(1).nonzero().squeeze(1).tolist()) <= set(rows)
     for part in parts:
-        assert lay_out(batch, part, CPU).num_tokens <= max_tokens or int(mask[part].any(1).sum()) == 1
+        assert pack_sequences(batch, part, CPU).num_tokens <= max_tokens or int(mask[part].any(1).sum()) == 1
 
 
 def test_pad_to_leaves_real_tokens_where_they_are() -> None:
-    micro_batch = lay_out(make_batch(), torch.arange(4), CPU)
+    micro_batch = pack_sequences(make_batch(), torch.arange(4), CPU)
     old = micro_batch.tokens.shape[1]
     padded = pad_to(micro_batch, old + 70)
     assert padded.tokens.shape == padded.positions.shape == (1, old + 70)
@@ -177,7 +177,7 @@ def test_pad_to_leaves_real_tokens_where_they_are() -> None:
 
 
 def test_blank_trains_nothing() -> None:
-    micro_batch = blank(make_batch(), CPU)
+    micro_batch = dummy_micro_batch(make_batch(), CPU)
     assert micro_batch.tokens.shape == (1, 1)
     assert len(micro_batch.batch) == 2, "losses on pairs refuse an odd number of rows"
     assert micro_batch.num_trained == 0

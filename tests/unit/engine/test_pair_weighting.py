@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import titanrl
 from tests.unit.engine.conftest import full
+from titanrl.algorithm.objective import Objective
 from titanrl.engine import Engine
-from titanrl.objective import Objective
 
 BETA = 0.3
 

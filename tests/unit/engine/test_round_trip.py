@@ -72,7 +72,7 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
 
     from tests.unit.engine.conftest import full, make_batch, with_old
     from titanrl import build
-    from titanrl.objective import Objective
+    from titanrl.algorithm.objective import Objective
 
     folder = tiny.create(tmp_path / "model", family=family, tied=False, scale=0.2)
     engine = make_engine(model=str(folder), training={"max_norm": 1e9})

@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 import titanrl
 from tests.unit.engine.conftest import make_batch
 from tests.unit.engine.test_engine import gradients_of
+from titanrl.algorithm.objective import Objective
 from titanrl.config import load
 from titanrl.config.engine_tables import Checkpoint, Compile
 from titanrl.engine import Engine
 from titanrl.engine.restore import load_weights, newest_checkpoint
 from titanrl.engine.settings import CriticModel
-from titanrl.loop.critic import critic_values
 from titanrl.models import tiny
-from titanrl.needed_memory import memory
-from titanrl.objective import Objective
+from titanrl.preflight.memory import memory
+from titanrl.training.critic import critic_values
 
 Make = Callable[..., Engine]
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.unit.engine.conftest import make_batch, with_old
+from titanrl.algorithm.objective import Objective
 from titanrl.engine import Engine, build
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 

@@ -13,13 +13,13 @@ from tensordict import TensorDict
 import titanrl
 from tests.unit.engine.conftest import make_batch
 from tests.unit.engine.test_engine import gradients_of
+from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import Compile
 from titanrl.engine import Engine
-from titanrl.engine.head import Request
-from titanrl.engine.value_head import ValueHead
+from titanrl.engine.heads.token import HeadQuery
+from titanrl.engine.heads.value import ValueHead
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.objective import Objective
 
 Make = Callable[..., Engine]
 
@@ -47,7 +47,7 @@ def test_head_is_a_float32_product_of_the_chosen_states() -> None:
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 2.0, -1.0]]))
     hidden = torch.tensor([[[1.0, 0.0, 0.0], [256.0, 1.0, 0.5], [0.0, 3.0, 3.0]]]).bfloat16()
-    with head.request(Request(torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.int64), temperature=0.1)):
+    with head.request(HeadQuery(torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.int64), temperature=0.1)):
         values = head(hidden)
     # 257.5 has no bfloat16: 258 is what a product in bfloat16 gives.
     assert values.tolist() == [257.5, 1.0]
@@ -62,7 +62,7 @@ def test_several_heads_answer_for_their_rows_and_together_for_the_others() -> No
     hidden = torch.tensor([[[3.0, 5.0], [2.0, 7.0]]])
     for numbers, wanted in (([0, 1], [3.0, 7.0]), ([2, -1], [8.0, -1.5]), (None, [0.5, -1.5])):
         heads = None if numbers is None else torch.tensor(numbers)
-        with head.request(Request(torch.tensor([0, 1]), torch.zeros(2, 1, dtype=torch.int64), heads=heads)):
+        with head.request(HeadQuery(torch.tensor([0, 1]), torch.zeros(2, 1, dtype=torch.int64), heads=heads)):
             assert head(hidden).tolist() == wanted
     assert head(hidden).tolist() == [[0.5, -1.5]]
 

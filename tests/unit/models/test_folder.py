@@ -15,7 +15,7 @@ from titanrl.models import inspect
 from titanrl.models.folder import atomic_folder
 from titanrl.models.hf_config import HFConfig
 from titanrl.models.tiny import create
-from titanrl.verify import verify
+from titanrl.preflight.verify import preflight
 
 TINY_GRPO = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 
@@ -134,7 +134,7 @@ def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: 
         HFConfig.read(folder)
     assert message in str(error.value)
     experiment = load(TINY_GRPO, [f"model.path='{folder}'"])
-    (problem,) = verify(experiment)
+    (problem,) = preflight(experiment)
     assert (problem.where, problem.key) == ("model", "path")
     assert message in problem.message
 
@@ -142,7 +142,7 @@ def test_broken_config_is_refused_before_the_run(folder: Path, key: str, value: 
 def test_broken_config_is_told_once_where_the_sampler_reads_it_too(folder: Path) -> None:
     change(folder / "config.json", num_attention_heads=None)
     experiment = load(TINY_GRPO, [f"model.path='{folder}'", "sampler.name=vllm"])
-    (problem,) = verify(experiment)
+    (problem,) = preflight(experiment)
     assert (problem.where, problem.key) == ("model", "path")
 
 

@@ -170,9 +170,9 @@ def test_gguf_round_trip_keeps_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SMOLLM.exists(), reason="titanrl model get smollm2-135m first (make test does)")
 def test_smollm_stops_where_its_chat_template_ends_a_turn() -> None:
-    from titanrl.loop.tokens import Tokens
+    from titanrl.data.tokenizer import ChatTokenizer
 
-    info, tokens = inspect(SMOLLM), Tokens(SMOLLM)
+    info, tokens = inspect(SMOLLM), ChatTokenizer(SMOLLM)
     assert (info.vocab_size, info.num_tokens, info.is_tied, info.has_chat_template) == (
         49152,
         49152,

@@ -21,7 +21,7 @@ TREES = st.recursive(
 
 
 def walk(tree: Tree, start: int = 0) -> list[int]:
-    """Returns ``seen_until`` of the tree's tokens."""
+    """Returns ``visible_until`` of the tree's tokens."""
     line: list[int] = []
     for size, branches in tree:
         below = walk(branches, start + len(line) + size)
@@ -30,20 +30,20 @@ def walk(tree: Tree, start: int = 0) -> list[int]:
 
 
 def reference(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen_until: torch.Tensor
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible_until: torch.Tensor
 ) -> torch.Tensor:
     """Returns softmax(query key^T / 2) value over a [T, T] mask."""
-    number = torch.arange(len(seen_until))
-    sees = (number[:, None] >= number) & (number[:, None] < seen_until)
+    number = torch.arange(len(visible_until))
+    sees = (number[:, None] >= number) & (number[:, None] < visible_until)
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = torch.einsum("qnh,knh->nqk", query, key) / 2
     return torch.einsum("nqk,knh->qnh", scores.masked_fill(~sees, -torch.inf).softmax(-1), value)
 
 
-def errors(seen_until: list[int], heads: int, key_heads: int, dtype: torch.dtype) -> list[float]:
+def errors(visible_until: list[int], heads: int, key_heads: int, dtype: torch.dtype) -> list[float]:
     """Returns the largest errors of output and gradients, relative to the largest value of each, or to 1."""
     generator = torch.Generator().manual_seed(0)
-    line = torch.tensor(seen_until)
+    line = torch.tensor(visible_until)
     inputs = [
         torch.randn(len(line), count, 4, generator=generator).to(dtype).requires_grad_()
         for count in (heads, key_heads, key_heads)

@@ -9,16 +9,16 @@ from itertools import repeat
 import pytest
 
 from titanrl.config.alerts import Alerts
-from titanrl.decode import decode
 from titanrl.errors import ConfigError
-from titanrl.report.alerts import Watch
+from titanrl.registry.decode import decode
+from titanrl.report.alerts import AlertMonitor
 
 LIMITS = Alerts(window=2)
 
 
 def raised(steps: Iterable[Mapping[str, float | None]], limits: Alerts = LIMITS) -> list[tuple[int, str]]:
     """Returns (step, alert) of a run whose steps 1, 2, ... report these metrics."""
-    watch = Watch(limits)
+    watch = AlertMonitor(limits)
     return [(step, alert.name) for step, each in enumerate(steps, 1) for alert in watch.see(step, each)]
 
 
@@ -29,9 +29,9 @@ def trace(metric: str, *values: float | None) -> list[dict[str, float | None]]:
 BOUNDS = {
     "kl": ("kl/value", 5.0, 1),
     "entropy": ("loss/entropy", 0.02, -1),
-    "equal_groups": ("advantage/frac_zero_std", 0.9, 1),
+    "zero_std_groups": ("advantage/frac_zero_std", 0.9, 1),
     "clip_fraction": ("loss/clip_fraction", 0.5, 1),
-    "logprob_gap": ("sample/logprob_gap", 0.1, 1),
+    "logprob_diff": ("sample/logprob_diff", 0.1, 1),
 }
 
 
@@ -95,7 +95,7 @@ def test_reward_that_rises_while_the_held_out_score_stands_is_hacking():
 
 def test_hacking_is_measured_from_the_best_score_on_and_from_the_first_steps_if_that_was_before_them():
     assert raised(judged((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
-    watch = Watch(LIMITS)
+    watch = AlertMonitor(LIMITS)
     watch.see(0, {"eval/score": 0.4})
     steps = judged(RISING, {6: 0.4})
     assert [[alert.name for alert in watch.see(step, each)] for step, each in enumerate(steps, 1)][-1] == [
@@ -108,15 +108,15 @@ def test_resumed_run_that_sees_the_earlier_steps_again_raises_what_the_whole_one
         {**each, "kl/value": kl}
         for each, kl in zip(judged(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
     ]
-    whole = Watch(LIMITS)
+    whole = AlertMonitor(LIMITS)
     found = [whole.see(step, each) for step, each in enumerate(steps)]
     for stop in range(len(steps)):
-        resumed = Watch(LIMITS)
+        resumed = AlertMonitor(LIMITS)
         assert [resumed.see(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
 
 
 def test_alert_says_what_was_seen_and_its_limit():
-    watch = Watch(Alerts(window=1, kl=2.0))
+    watch = AlertMonitor(Alerts(window=1, kl=2.0))
     (alert,) = watch.see(7, {"kl/value": 3.25})
     assert (alert.value, alert.limit) == (3.25, 2.0)
     assert alert.message.startswith("kl/value is 3.25, above 2: ")

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from titanrl.dataflow import Flow
-from titanrl.report.dataflow_picture import dataflow_picture
+from titanrl.algorithm.dataflow import Node
+from titanrl.protocols.batch import key_name
+from titanrl.report.dataflow_plot import dataflow_plot
 from titanrl.report.figures import Line, curves
 from titanrl.report.html import number, script_json
 from titanrl.report.jsonl import JsonLines
@@ -23,7 +24,6 @@ from titanrl.report.panels import groups, other_panels
 from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
-from titanrl.schema import key_name
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FILE = """
@@ -63,7 +63,7 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
         times = {"time/sample_seconds": 3.0, "time/update_seconds": 1.0, "time/step_seconds": 4.0}
         rewards = {"reward/mean": step / 4, "reward/repetition": 0.5, "reward/short": step / 2}
         kl = float("nan") if step == 2 else 0.1
-        metrics.write({"step": step, **times, **rewards, "kl/value": kl, "sample/redraws": 0.0})
+        metrics.write({"step": step, **times, **rewards, "kl/value": kl, "sample/resample_attempts": 0.0})
         tokens = {"text": ["fou", "r"], "advantage": [1.0, -0.5], "logprob": [-0.1, None]}
         row = {"prompt": "2 + 2", "response": answer, "reward": step / 4, "finish_reason": "stop"}
         samples.write({"step": step, **row, "per_token": tokens})
@@ -167,7 +167,7 @@ def test_each_metric_has_one_place(tmp_path: Path) -> None:
     others = [key for panel in other_panels([run]) for key in panel.keys]
     assert len(placed) == len(set(placed))
     assert {"reward/repetition", "reward/short", "eval/score"} <= set(placed)
-    assert others == ["sample/redraws"]
+    assert others == ["sample/resample_attempts"]
 
 
 def test_series_leaves_out_steps_without_a_number(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_numbers_of_tables_are_short() -> None:
 
 def test_long_names_of_keys_end_before_the_first_actor() -> None:
     key = ("rewards", "language_consistency_of_the_answer")
-    flow = [Flow("score", "reward", "reward.0", (), (key,)), Flow("score", "weighted sum", "", (key,))]
-    picture = dataflow_picture(flow)
+    flow = [Node("score", "reward", "reward.0", (), (key,)), Node("score", "weighted sum", "", (key,))]
+    picture = dataflow_plot(flow)
     (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture))
     assert first - 5 > 7.3 * len(key_name(key))  # a letter of 12 pixels, 7.2 wide
 

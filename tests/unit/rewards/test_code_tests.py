@@ -54,7 +54,7 @@ def test_cheats_and_hogs_pass_nothing_and_later_programs_are_scored() -> None:
         "raise BaseException('no')",
     ]
     start = time.monotonic()
-    assert score([*bad, RIGHT], deadline_seconds=3.0) == [0.0] * len(bad) + [1.0]
+    assert score([*bad, RIGHT], timeout_seconds=3.0) == [0.0] * len(bad) + [1.0]
     assert time.monotonic() - start < 60
 
 
@@ -79,7 +79,7 @@ def test_answer_without_tests_is_a_failure(answer: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"deadline_seconds": 0.0}, "deadline_seconds must be in"),
+        ({"timeout_seconds": 0.0}, "timeout_seconds must be in"),
         ({"memory_mb": 8}, "memory_mb must be in [64, inf), got 8"),
         ({"language": "rust"}, "language"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from titanrl.ops.text import last_boxed, last_number, last_tag
+from titanrl.components.rewards.text import last_boxed, last_number, last_tag
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_question_is_asked_again_ever_later_while_the_status_may_pass(pauses: list[float]) -> None:
     statuses = iter([503, 429, 500, 200])
     with answering(lambda path, sent: (next(statuses), {"path": path, "got": sent["x"]})) as url:
-        assert ask(f"{url}/score", {"x": [1, 2]}, deadline_seconds=60) == {"path": "/score", "got": [1, 2]}
+        assert ask(f"{url}/score", {"x": [1, 2]}, timeout_seconds=60) == {"path": "/score", "got": [1, 2]}
     assert pauses == [0.25, 0.5, 1.0]
 
 
@@ -41,7 +41,7 @@ def test_refusal_is_told_at_once(status: int, reply: Any, message: str, pauses: 
         answering(lambda *_: (status, reply)) as url,
         pytest.raises(TrainingError, match=f"{url}/score {message}"),
     ):
-        ask(f"{url}/score", {}, deadline_seconds=60)
+        ask(f"{url}/score", {}, timeout_seconds=60)
     assert pauses == []
 
 
@@ -53,7 +53,7 @@ def test_retries_are_counted(pauses: list[float]) -> None:
         return 503, {}
 
     with answering(answer) as url, pytest.raises(TrainingError, match=r"answers 503 .*asked 3 times"):
-        ask(url, {}, deadline_seconds=60, retries=2)
+        ask(url, {}, timeout_seconds=60, retries=2)
     assert len(asked) == 3
 
 
@@ -63,7 +63,7 @@ def test_nobody_there_is_told_within_the_deadline() -> None:
         port = free.getsockname()[1]
     began = time.monotonic()
     with pytest.raises(TrainingError, match=rf":{port} cannot be reached: .*refused"):
-        ask(f"http://127.0.0.1:{port}", {}, deadline_seconds=0.4)
+        ask(f"http://127.0.0.1:{port}", {}, timeout_seconds=0.4)
     assert time.monotonic() - began < 2
 
 
@@ -73,7 +73,7 @@ def test_slow_server_is_late() -> None:
         return 200, {}
 
     with answering(sleepy) as url, pytest.raises(LateAnswer, match=r"gave no answer within 0\.1 s"):
-        ask(url, {}, deadline_seconds=0.1)
+        ask(url, {}, timeout_seconds=0.1)
 
 
 def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None:
@@ -92,7 +92,7 @@ def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None
         thread.start()
         try:
             with pytest.raises(LateAnswer, match=r"gave no answer within 0\.3 s"):
-                ask(f"http://127.0.0.1:{server.getsockname()[1]}", {}, deadline_seconds=0.3)
+                ask(f"http://127.0.0.1:{server.getsockname()[1]}", {}, timeout_seconds=0.3)
         finally:
             ended.set()
             thread.join()
@@ -101,7 +101,7 @@ def test_refusal_that_stops_within_its_text_is_late(pauses: list[float]) -> None
 
 def test_long_refusal_is_cut() -> None:
     with answering(lambda *_: (422, "x" * 10_000)) as url, pytest.raises(TrainingError) as caught:
-        ask(url, {}, deadline_seconds=60)
+        ask(url, {}, timeout_seconds=60)
     assert 400 < str(caught.value).count("x") <= 500
 
 

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from titanrl.components.sources.reasoning_gym_tasks import decode_entry, encode_entry, task_options
 from titanrl.config import load
-from titanrl.ops.tasks import decode_entry, encode_entry, task_options
 
 EASY = {"max_terms": 2, "max_digits": 1}
 
@@ -58,7 +58,7 @@ def test_quickstart_is_judged_on_many_questions_that_it_never_trains_on() -> Non
 
 
 def test_demonstration_generates_its_question_once() -> None:
-    task = {"name": "reasoning_gym_answers", "dataset": "chain_sum", "size": 5}
+    task = {"name": "reasoning_gym_demonstrations", "dataset": "chain_sum", "size": 5}
     shown = titanrl.build("source", task).open()
     generate, generated = shown.questions.entry, []
     shown.questions.entry = lambda index: generated.append(index) or generate(index)
@@ -69,7 +69,7 @@ def test_demonstration_generates_its_question_once() -> None:
 
 def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_one() -> None:
     keys: dict[str, Any] = {"size": 20, "system": "Be brief.", "seed": 3, "split": "held_out"}
-    task = {"name": "reasoning_gym_answers", "dataset": "chain_sum", "options": EASY}
+    task = {"name": "reasoning_gym_demonstrations", "dataset": "chain_sum", "options": EASY}
     asked, shown = source(**keys).open(), titanrl.build("source", task | keys).open()
     for index, prompt in enumerate(asked[i] for i in range(20)):
         (row,) = shown[index]
@@ -81,7 +81,7 @@ def test_demonstrations_ask_the_same_questions_and_give_the_answers_that_score_o
 
 
 def test_task_without_answers_of_its_own_demonstrates_nothing() -> None:
-    shown = titanrl.build("source", {"name": "reasoning_gym_answers", "dataset": "countdown"}).open()
+    shown = titanrl.build("source", {"name": "reasoning_gym_demonstrations", "dataset": "countdown"}).open()
     shown.questions.entry = lambda _: {"question": "q", "answer": None}
     with pytest.raises(ValueError, match="has no answer of its own; choose a task with one right answer"):
         shown[0]

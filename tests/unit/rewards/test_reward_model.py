@@ -19,17 +19,17 @@ import titanrl
 from tests.unit.engine.conftest import make_batch
 from tests.unit.rewards.servers import answering
 from titanrl.cli import app
-from titanrl.components.rewards.reward_model_scorer import Scorer, facts_of
+from titanrl.components.rewards.reward_model.scorer import Scorer, facts_of
 from titanrl.config import dumps, load
 from titanrl.config.engine_tables import Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
-from titanrl.needed_memory import memory
 from titanrl.ops.sequence import at_last_trainable
-from titanrl.reward_server import reward_app
-from titanrl.serving import Batcher
-from titanrl.verify import verify
+from titanrl.preflight.memory import memory
+from titanrl.preflight.verify import preflight
+from titanrl.serve.http import Batcher
+from titanrl.serve.reward_model import reward_app
 
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 NO_TOKEN = "no token of the row is trainable"
@@ -194,7 +194,7 @@ def test_foreign_server_is_told_from_a_reward_server() -> None:
         ({"path": "a", "url": "http://b"}, "path or url must be given, got both"),
         ({"url": "node:1"}, "url must begin with http"),
         ({"url": "http://b", "batch_tokens": 5}, "batch_tokens is not used with url, got 5"),
-        ({"path": "a", "deadline_seconds": 5.0}, "deadline_seconds is not used with path"),
+        ({"path": "a", "timeout_seconds": 5.0}, "timeout_seconds is not used with path"),
         ({"path": "a", "std": 0.0}, r"std must be in \(0, inf\)"),
     ],
 )
@@ -214,7 +214,7 @@ def test_check_finds_a_reward_model_that_does_not_fit(folder: Path, tmp_path: Pa
     ):
         table = f"reward=[{{name='reward_model', path='{path}'}}]"
         experiment = load(EXPERIMENT, [f"model.path={policy}", table])
-        problems = [str(problem) for problem in verify(experiment)]
+        problems = [str(problem) for problem in preflight(experiment)]
         assert len(problems) == len(messages), problems
         for problem, message in zip(problems, messages, strict=True):
             assert problem.startswith("[reward.0] path")
@@ -226,7 +226,9 @@ def test_check_finds_a_reward_model_that_does_not_fit(folder: Path, tmp_path: Pa
 
 def test_serve_reward_serves_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
-    monkeypatch.setattr("titanrl.reward_server.serve", lambda *given, **keys: served.append((given, keys)))
+    monkeypatch.setattr(
+        "titanrl.serve.reward_model.serve", lambda *given, **keys: served.append((given, keys))
+    )
     options = ["--port", "8123", "--dtype", "bfloat16"]
     result = CliRunner().invoke(app, ["serve-reward", str(folder), *options])
     assert result.exit_code == 0, result.output

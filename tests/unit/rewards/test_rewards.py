@@ -161,7 +161,7 @@ def test_math_answer_needs_something_to_compare() -> None:
 def test_math_answer_outlives_a_power_tower() -> None:
     """K8-05: the tower scores failure, later answers their own score."""
     batch = make([r"\boxed{4}", "$5^{5^{5^{5^5}}}$", r"\boxed{4}", "so it is $4$"])
-    values = reward("math_answer", deadline_seconds=3.0, failure=-0.5)(batch)
+    values = reward("math_answer", timeout_seconds=3.0, failure=-0.5)(batch)
     assert values.tolist() == [1.0, -0.5, 1.0, 1.0]
 
 
@@ -198,7 +198,7 @@ def test_think_tags_takes_a_prefilled_tag() -> None:
         ({"name": "unfinished", "penalty": 0.5}, "penalty must be in"),
         ({"name": "repetition", "n": 0}, "n must be in [1, inf)"),
         ({"name": "length_cosine", "max_length": 0, "correct": "x"}, "max_length must be in [1, inf)"),
-        ({"name": "math_answer", "deadline_seconds": 0.0}, "deadline_seconds must be in"),
+        ({"name": "math_answer", "timeout_seconds": 0.0}, "timeout_seconds must be in"),
         ({"name": "reasoning_gym"}, "dataset is missing"),
         ({"name": "reasoning_gym", "dataset": "chain_sun"}, "did you mean 'chain_sum'"),
         ({"name": "exact_match", "extract": "box"}, "did you mean 'boxed'"),

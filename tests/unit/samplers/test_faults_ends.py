@@ -12,12 +12,12 @@ import torch
 
 from titanrl.components.samplers.scripted import Scripted
 from titanrl.components.samplers.torch import Torch, TorchSampler
-from titanrl.components.samplers.vllm_engine import _sample_of
+from titanrl.components.samplers.vllm.engine import _sample_of
 from titanrl.config.engine_tables import Training
+from titanrl.data.collate import collate_rollouts
 from titanrl.engine import Engine, EngineConfig
-from titanrl.loop.buffer import assemble
 from titanrl.models import tiny
-from titanrl.protocols import PromptRow, Sample, SamplerHost
+from titanrl.protocols import Completion, RolloutRequest, SamplerContext
 
 EOS = 2
 LIMIT = 4
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tables: Sequence[Sequence[int]], limit: int, end: int = EOS
-) -> list[Sample]:
+) -> list[Completion]:
     """Returns what the `torch` sampler makes of rows whose models write the given tokens."""
 
     def pick(self: Any, logits: Any, seeds: torch.Tensor, position: int, temperature: Any) -> Any:
@@ -43,11 +43,11 @@ def decoded(
 
     training = Training(seq_len=64, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=str(folder), training=training))
-    host = SamplerHost(model_path="", eos_ids=(end,), max_length=64, seed=0, engine=engine)
+    host = SamplerContext(model_path="", eos_ids=(end,), max_length=64, seed=0, engine=engine)
     order = list(range(len(tables)))
     monkeypatch.setattr(TorchSampler, "_pick", pick)
-    monkeypatch.setattr("titanrl.components.samplers.torch.sample_seed", lambda *key: key[-1])
-    rows = [PromptRow([1, 5], 0, sample) for sample in order]
+    monkeypatch.setattr("titanrl.components.samplers.torch.sampler.sample_seed", lambda *key: key[-1])
+    rows = [RolloutRequest([1, 5], 0, sample) for sample in order]
     return Torch(max_response_tokens=limit).start(host).sample(rows, step=0, seed=0)
 
 
@@ -61,8 +61,8 @@ def test_k1_19_an_answer_ends_with_one_end_token_whatever_padding_is(
     assert list(answers[0].ids) == [5, 6, end]
     assert len(answers[0].logprobs) == 3
     assert [list(answer.ids) for answer in answers[1:]] == [goes_on] * 3
-    rows = [PromptRow([1, 5], 0, sample) for sample in range(4)]
-    batch = assemble(rows, answers, decode=str, version=0)
+    rows = [RolloutRequest([1, 5], 0, sample) for sample in range(4)]
+    batch = collate_rollouts(rows, answers, decode=str, version=0)
     assert batch["labels"][0][batch["loss_mask"][0]].tolist() == [5, 6, end]
 
 
@@ -70,9 +70,9 @@ def test_k1_19_a_written_end_token_is_not_doubled(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    host = SamplerHost(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
+    host = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
     script = Scripted(answers=("ab", "ab<eos>", "ab<eos>cd"), max_response_tokens=8).start(host)
-    answers = script.sample([PromptRow([1], 0, sample) for sample in range(3)], step=0, seed=0)
+    answers = script.sample([RolloutRequest([1], 0, sample) for sample in range(3)], step=0, seed=0)
     assert [list(answer.ids) for answer in answers] == [[*tokenizer.encode("ab"), EOS]] * 3
     assert [answer.finish_reason for answer in answers] == [0, 0, 0]
 
@@ -87,9 +87,9 @@ def test_k1_20_a_script_is_cut_like_a_model(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    host = SamplerHost(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
+    host = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
     script = Scripted(answers=("abcdef", "abc", "abcd"), max_response_tokens=LIMIT).start(host)
-    answers = script.sample([PromptRow([1], 0, sample) for sample in range(3)], step=0, seed=0)
+    answers = script.sample([RolloutRequest([1], 0, sample) for sample in range(3)], step=0, seed=0)
     assert [len(answer.ids) for answer in answers] == [LIMIT] * 3
     assert [answer.ids[-1] == EOS for answer in answers] == [False, True, False]
     assert [answer.finish_reason for answer in answers] == [1, 0, 1]

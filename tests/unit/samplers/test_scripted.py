@@ -11,7 +11,7 @@ import titanrl
 from titanrl.components.samplers.scripted import Scripted
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.protocols import PromptRow, SamplerHost
+from titanrl.protocols import RolloutRequest, SamplerContext
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +22,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def start(tokenizer: Any, **settings: Any) -> Any:
-    host = SamplerHost(model_path="", eos_ids=(2, 3), max_length=32, seed=0, tokenizer=tokenizer)
+    host = SamplerContext(model_path="", eos_ids=(2, 3), max_length=32, seed=0, tokenizer=tokenizer)
     return Scripted(**{"max_response_tokens": 8, **settings}).start(host)
 
 
 def test_answers_come_from_the_table_with_their_end_token(tokenizer: Any) -> None:
     sampler = start(tokenizer, answers=("{answer}", "no"), by_prompt={"why?": "ask {prompt}"})
-    rows = [PromptRow([1, 5], 0, sample, text="1+1", answer="2") for sample in range(3)]
-    rows.append(PromptRow([1], 1, 0, text="why?", answer="?"))
+    rows = [RolloutRequest([1, 5], 0, sample, text="1+1", answer="2") for sample in range(3)]
+    rows.append(RolloutRequest([1], 1, 0, text="why?", answer="?"))
     answers = sampler.sample(rows, step=0, seed=0)
     assert [tokenizer.decode(answer.ids[:-1]) for answer in answers[:3]] == ["2", "no", "2"]
     assert all(answer.ids[-1] == 2 for answer in answers[:3])
@@ -40,7 +40,7 @@ def test_answers_come_from_the_table_with_their_end_token(tokenizer: Any) -> Non
 
 def test_every_token_has_the_logprob(tokenizer: Any) -> None:
     (answer,) = start(tokenizer, answers=("abc",), logprob=-1.5).sample(
-        [PromptRow([1], 0, 0)], step=0, seed=0
+        [RolloutRequest([1], 0, 0)], step=0, seed=0
     )
     assert answer.logprobs == [-1.5] * 4
 
@@ -57,7 +57,7 @@ def test_versions_count_without_asking_for_weights(tokenizer: Any) -> None:
 
 def test_prompts_without_room_are_refused(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="makes 33, more than the 32"):
-        start(tokenizer).sample([PromptRow([1] * 25, 0, 0)], step=0, seed=0)
+        start(tokenizer).sample([RolloutRequest([1] * 25, 0, 0)], step=0, seed=0)
 
 
 def test_scripts_without_answers_or_tokenizer_are_refused() -> None:
@@ -80,7 +80,7 @@ def test_tables_become_samplers(name: str) -> None:
 
 
 def test_answers_of_a_call_are_cut_where_it_says(tokenizer: Any) -> None:
-    sampler, rows = start(tokenizer, answers=("abc",), max_response_tokens=2), [PromptRow([1], 0, 0)]
+    sampler, rows = start(tokenizer, answers=("abc",), max_response_tokens=2), [RolloutRequest([1], 0, 0)]
     for max_tokens, text, reason in ((None, "ab", 1), (1, "a", 1), (3, "abc", 1), (4, "abc<eos>", 0)):
         (answer,) = sampler.sample(rows, step=0, seed=0, max_tokens=max_tokens)
         assert (tokenizer.decode(answer.ids), answer.finish_reason) == (text, reason)

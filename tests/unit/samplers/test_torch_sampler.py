@@ -12,16 +12,16 @@ import torch
 
 from titanrl.components.samplers.torch import Torch
 from titanrl.config.engine_tables import ActivationCheckpoint, Training
+from titanrl.data.collate import collate_rollouts
 from titanrl.engine.engine import Engine, EngineConfig
-from titanrl.loop.buffer import assemble
 from titanrl.models import tiny
-from titanrl.protocols import PromptRow, Sample, SamplerHost
+from titanrl.protocols import Completion, RolloutRequest, SamplerContext
 
 PROMPTS = ([1, 5, 9, 13, 20, 31], [1, 7], [1, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50])
 
 
-def rows_of(groups: Sequence[int] = (0, 1, 2), samples: int = 3) -> list[PromptRow]:
-    return [PromptRow(PROMPTS[group], group, sample) for group in groups for sample in range(samples)]
+def rows_of(groups: Sequence[int] = (0, 1, 2), samples: int = 3) -> list[RolloutRequest]:
+    return [RolloutRequest(PROMPTS[group], group, sample) for group in groups for sample in range(samples)]
 
 
 def engine_of(folder: Path, temperature: float = 1.0, **tables: Any) -> Engine:
@@ -29,8 +29,8 @@ def engine_of(folder: Path, temperature: float = 1.0, **tables: Any) -> Engine:
     return Engine(EngineConfig(model=str(folder), temperature=temperature, training=training, **tables))
 
 
-def host_of(engine: Any, **fields: Any) -> SamplerHost:
-    return SamplerHost(model_path="", eos_ids=(2,), max_length=64, seed=0, engine=engine, **fields)
+def host_of(engine: Any, **fields: Any) -> SamplerContext:
+    return SamplerContext(model_path="", eos_ids=(2,), max_length=64, seed=0, engine=engine, **fields)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -48,8 +48,8 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def sample(
-    engine: Any, rows: Sequence[PromptRow], *, step: int = 0, seed: int = 7, **settings: Any
-) -> list[Sample]:
+    engine: Any, rows: Sequence[RolloutRequest], *, step: int = 0, seed: int = 7, **settings: Any
+) -> list[Completion]:
     sampler = Torch(**{"max_response_tokens": 24, **settings}).start(host_of(engine))
     return sampler.sample(rows, step=step, seed=seed)
 
@@ -59,7 +59,7 @@ def test_logprobs_are_the_trainers(folder: Path, temperature: float) -> None:
     engine = engine_of(folder, temperature)
     rows = rows_of()
     answers = sample(engine, rows, temperature=temperature)
-    batch = assemble(rows, answers, decode=str, version=0)
+    batch = collate_rollouts(rows, answers, decode=str, version=0)
     scored = engine.score(batch, keys=("logprob",))["logprob"]
     mask = batch["loss_mask"]
     assert int(mask.sum()) == sum(len(answer.ids) for answer in answers) > 20
@@ -84,7 +84,7 @@ def test_same_seed_gives_the_same_answers_in_any_batch(engine: Engine) -> None:
 
 
 def test_samples_groups_steps_and_seeds_differ(engine: Engine) -> None:
-    rows = [PromptRow(PROMPTS[0], group, sample) for group in (0, 1) for sample in range(3)]
+    rows = [RolloutRequest(PROMPTS[0], group, sample) for group in (0, 1) for sample in range(3)]
     answers = [tuple(answer.ids) for answer in sample(engine, rows)]
     answers += [tuple(answer.ids) for answer in sample(engine, rows, step=1) + sample(engine, rows, seed=8)]
     assert len(set(answers)) > 15
@@ -104,7 +104,7 @@ def test_greedy_answers_match_recomputing_without_a_cache(engine: Engine) -> Non
 
 
 def test_answers_end_with_the_end_token_or_at_the_limit(engine: Engine) -> None:
-    rows = [PromptRow(PROMPTS[1], 0, sample) for sample in range(60)]
+    rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(60)]
     answers = sample(engine, rows, temperature=3.0, max_response_tokens=40)
     reasons = {answer.finish_reason for answer in answers}
     assert reasons == {0, 1}
@@ -119,7 +119,7 @@ def test_answers_end_with_the_end_token_or_at_the_limit(engine: Engine) -> None:
 
 
 def test_answers_follow_the_distribution(engine: Engine) -> None:
-    rows = [PromptRow(PROMPTS[0], 0, sample) for sample in range(2000)]
+    rows = [RolloutRequest(PROMPTS[0], 0, sample) for sample in range(2000)]
     answers = sample(engine, rows, max_response_tokens=1, max_rows=2000)
     with engine.inference() as parts:
         probability = parts[0](torch.tensor([PROMPTS[0]]))[0, -1].softmax(-1).double()
@@ -166,9 +166,9 @@ def test_no_rows_give_no_answers(engine: Engine) -> None:
 
 def test_long_and_empty_prompts_are_refused(engine: Engine) -> None:
     with pytest.raises(ValueError, match="65, more than the 64 of"):
-        sample(engine, [PromptRow([1] * 41, 0, 0)])
+        sample(engine, [RolloutRequest([1] * 41, 0, 0)])
     with pytest.raises(ValueError, match="group 3 has no tokens"):
-        sample(engine, [PromptRow([], 3, 0)])
+        sample(engine, [RolloutRequest([], 3, 0)])
 
 
 def test_version_counts_without_asking_for_weights(engine: Engine) -> None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.components.samplers.vllm_engine import _needed_bytes, _sample_of
-from titanrl.components.samplers.vllm_process import kept_process_state
+from titanrl.components.samplers.vllm.engine import _needed_bytes, _sample_of
+from titanrl.components.samplers.vllm.process import kept_process_state
 from titanrl.errors import ConfigError
 from titanrl.models.tiny import create
-from titanrl.protocols import SamplerHost
+from titanrl.protocols import SamplerContext
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create(tmp_path_factory.mktemp("models") / "tiny", hidden=64, heads=2, kv_heads=2)
 
 
-def host_of(model: Path, **fields: Any) -> SamplerHost:
-    return SamplerHost(model_path=str(model), eos_ids=(2,), max_length=32, seed=0, **fields)
+def host_of(model: Path, **fields: Any) -> SamplerContext:
+    return SamplerContext(model_path=str(model), eos_ids=(2,), max_length=32, seed=0, **fields)
 
 
 def test_absent_vllm_names_the_remedy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import titanrl
-from titanrl.protocols import FixedRow, Step
+from titanrl.protocols import Example, ProcessStep
 
 USER, OTHER = {"role": "user", "content": "q"}, {"role": "user", "content": "and?"}
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
@@ -20,7 +20,7 @@ def settings(path: Path, **keys: Any) -> Any:
     return titanrl.build("source", {"name": "dataset", "path": str(path), **keys})
 
 
-def rows(tmp_path: Path, record: Any, **keys: Any) -> tuple[FixedRow, ...]:
+def rows(tmp_path: Path, record: Any, **keys: Any) -> tuple[Example, ...]:
     """Returns the rows of one record."""
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(record))
@@ -37,21 +37,21 @@ def refusal(tmp_path: Path, text: str, **keys: Any) -> str:
     return f"{examples.place(0)}: {error.value}"
 
 
-def scalars(found: Sequence[FixedRow], key: str) -> list[float]:
+def scalars(found: Sequence[Example], key: str) -> list[float]:
     return [row.scalars[key] for row in found]
 
 
 def test_conversation_is_one_row_without_a_prompt_of_its_own(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, {"messages": [USER, GOOD, OTHER, BAD]}, format="messages")
-    assert row == FixedRow((), (USER, GOOD, OTHER, BAD))
+    assert row == Example((), (USER, GOOD, OTHER, BAD))
 
 
 def test_texts_stay_texts_unless_chat_makes_messages_of_them(tmp_path: Path) -> None:
     record = {"prompt": "q", "completion": "good"}
-    assert rows(tmp_path, record, format="prompt_completion") == (FixedRow("q", "good"),)
-    assert rows(tmp_path, record, format="prompt_completion", chat=True) == (FixedRow((USER,), (GOOD,)),)
+    assert rows(tmp_path, record, format="prompt_completion") == (Example("q", "good"),)
+    assert rows(tmp_path, record, format="prompt_completion", chat=True) == (Example((USER,), (GOOD,)),)
     assert rows(tmp_path, record | {"prompt": [USER]}, format="prompt_completion") == (
-        FixedRow((USER,), (GOOD,)),
+        Example((USER,), (GOOD,)),
     )
 
 
@@ -66,8 +66,8 @@ def test_pair_is_chosen_before_rejected_with_its_margin(tmp_path: Path) -> None:
 def test_whole_conversations_share_their_common_beginning_as_the_prompt(tmp_path: Path) -> None:
     record = {"prompt": "ignored", "chosen": [USER, GOOD], "rejected": [USER, BAD]}
     assert rows(tmp_path, record, format="preference") == (
-        FixedRow((USER,), (GOOD,), {"margin": 0.0}),
-        FixedRow((USER,), (BAD,), {"margin": 0.0}),
+        Example((USER,), (GOOD,), {"margin": 0.0}),
+        Example((USER,), (BAD,), {"margin": 0.0}),
     )
     # Equal answers leave each of the two something to train on.
     same = rows(tmp_path, record | {"rejected": [USER, GOOD]}, format="preference")
@@ -101,7 +101,7 @@ def test_label_of_a_single_answer_is_its_reward(tmp_path: Path) -> None:
 def test_steps_carry_their_labels_and_the_separator(tmp_path: Path) -> None:
     record = {"prompt": "q", "steps": ["one", "two"], "labels": [True, 0.25]}
     (row,) = rows(tmp_path, record, format="stepwise", separator=";")
-    assert row == FixedRow("q", (Step("one", 1.0, ";"), Step("two", 0.25, ";")))
+    assert row == Example("q", (ProcessStep("one", 1.0, ";"), ProcessStep("two", 0.25, ";")))
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import datasets
 import pytest
 
 import titanrl
-from titanrl.loop.fixed import EncodedRow, encode_row
-from titanrl.loop.tokens import Tokens
+from titanrl.data.encode import TokenizedExample, encode_row
+from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.models import tiny
-from titanrl.protocols import FixedRow
+from titanrl.protocols import Example
 
 RECORD = {"prompt": "1 + 1?", "completion": "2", "answer": "2"}
 TASK = {"dataset": "chain_sum", "size": 5}
@@ -38,7 +38,7 @@ SOURCES: list[dict[str, Any]] = [
         for path in ("rows.jsonl", "rows.parquet", "saved")
     ),
     {"name": "reasoning_gym", **TASK},
-    {"name": "reasoning_gym_answers", **TASK},
+    {"name": "reasoning_gym_demonstrations", **TASK},
 ]
 
 
@@ -66,10 +66,12 @@ def test_pickled_source_gives_the_same_examples_at_the_same_places(
 
 def test_pickled_tokenizer_gives_the_same_ids_and_rows_can_be_sent_back(tmp_path: Path) -> None:
     tiny.create(tmp_path / "model")
-    tokens = Tokens(tmp_path / "model", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    tokens = ChatTokenizer(
+        tmp_path / "model", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
     sent = pickle.loads(pickle.dumps(tokens))
-    row = FixedRow(({"role": "user", "content": "q"},), "answer")
+    row = Example(({"role": "user", "content": "q"},), "answer")
     encoded = encode_row(row, sent)
     assert encoded.ids
     assert pickle.loads(pickle.dumps(encoded)) == encode_row(row, tokens)
-    assert isinstance(encoded, EncodedRow)
+    assert isinstance(encoded, TokenizedExample)

@@ -1,0 +1,1 @@
+"""Parts shared by the sources: records of files, chat messages, prompt columns."""

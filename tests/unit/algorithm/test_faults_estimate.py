@@ -1,0 +1,232 @@
+"""Faults that users of other frameworks reported, in advantages, group statistics, weights and metrics.
+
+Those with a golden case are in tests/golden; these are the ones that need more than one component, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import titanrl
+from tests.unit.algorithm.test_compute_advantages import algorithm, batch_of
+from titanrl import PolicyOutputs
+from titanrl.algorithm.compute_advantages import compute_advantages, compute_loss_weights
+from titanrl.algorithm.metrics import add, means
+from titanrl.algorithm.objective import Objective
+from titanrl.ops.masked import whiten
+from titanrl.ops.quantile import quantile
+
+
+def aggregate(name: str, mask: torch.Tensor, loss: torch.Tensor, **fields: Any) -> float:
+    group_id = torch.arange(len(mask))
+    weight = titanrl.build("aggregation", {"name": name, **fields})(mask, group_id)
+    return float((weight * loss).sum())
+
+
+# ------------------------------------------------------------------ 1: masks, padding, truncation
+
+
+@pytest.mark.parametrize("layout", ["one row", "two rows", "an empty row"])
+def test_k1_06_whitening_is_over_all_tokens_wherever_they_lie(layout: str) -> None:
+    values, mask = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(1, 4, dtype=torch.bool)
+    if layout == "two rows":
+        values, mask = values.view(2, 2), mask.view(2, 2)
+    if layout == "an empty row":
+        values = torch.cat([values, torch.full((1, 4), math.nan)])
+        mask = torch.cat([mask, ~mask])
+    expected = (torch.arange(4.0) - 1.5) / torch.tensor([1.0, 2.0, 3.0, 4.0]).std()
+    torch.testing.assert_close(whiten(values, mask)[mask], expected)
+    assert not whiten(values, mask)[~mask].any()
+
+
+@pytest.mark.parametrize("name", titanrl.names("aggregation"))
+def test_k1_23_steps_outside_the_mask_are_in_no_mean(name: str) -> None:
+    table = {"length": 2} if name == "constant_length" else {}
+    mask = torch.tensor([[True, True, False]])
+    expected = 2.0 if name in ("token_sum", "sequence_sum") else 1.0
+    assert aggregate(name, mask, torch.tensor([[1.0, 1.0, 9.0]]), **table) == pytest.approx(expected)
+
+
+def test_k1_16_truncation_is_a_property_of_the_row_not_of_its_turns() -> None:
+    """Row 0 has two turns and ended by itself, row 1 has one and was cut."""
+    batch = batch_of(
+        loss_mask=[[True, True, False, True], [True, True, True, False]],
+        group_id=[0, 0],
+        finish_reason=torch.tensor([0, 1], dtype=torch.int8),
+    )
+    keep = titanrl.build("correction", {"name": "finish_reason"})(batch).keep
+    assert keep.any(-1).tolist() == [True, False]
+
+
+def test_k1_24_leaving_cut_answers_out_of_the_loss_changes_no_length_and_no_statistic() -> None:
+    mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    batch = batch_of(
+        loss_mask=mask,
+        group_id=[0, 0],
+        reward=[1.0, 0.0],
+        finish_reason=torch.tensor([0, 1], dtype=torch.int8),
+    )
+    chosen = algorithm(advantage={"name": "grpo", "std": "none"}, correction=[{"name": "finish_reason"}])
+    got, _ = compute_advantages(batch, chosen)
+    assert got["loss_mask"].sum(1).tolist() == [3, 5]
+    assert got["advantage"][0, 0] == 0.5, "the cut row is still in its group's mean"
+    assert not got["correction_weight"][1].any()
+    assert got["correction_weight"][0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------ 3: weights
+
+
+def test_k3_06_the_count_is_at_least_one_not_at_most() -> None:
+    hundred = torch.ones(10, 10, dtype=torch.bool)
+    assert aggregate("token_mean", hundred, torch.full((10, 10), 0.5)) == pytest.approx(0.5)
+    assert aggregate("token_mean", ~hundred, torch.full((10, 10), 0.5)) == 0.0
+
+
+def test_k3_10_parts_of_a_row_on_other_ranks_share_one_denominator() -> None:
+    mask, loss = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[1.0, 1.0, 1.0, 5.0]])
+    weight = titanrl.build("aggregation", {"name": "token_mean"})(mask, torch.zeros(1, dtype=torch.int64))
+    halves = [float((w * x).sum()) for w, x in zip(weight.split(2, 1), loss.split(2, 1), strict=True)]
+    assert sum(halves) == pytest.approx(2.0)
+
+
+def test_k3_20_padding_pairs_do_not_shrink_the_loss() -> None:
+    """Two preference pairs, one of them padding: -log sigmoid(0) of the live pair is the whole loss."""
+    mask = torch.tensor([[True, True], [True, False], [False, False], [False, False]])
+    pair_loss = torch.full((4, 2), math.log(2))
+    assert aggregate("sequence_mean", mask, pair_loss) == pytest.approx(math.log(2))
+
+
+def test_k3_22_and_k14_07_sums_of_parts_are_the_metric_of_the_whole() -> None:
+    mask, loss = (
+        torch.tensor([[True, False, False], [True, True, True]]),
+        torch.tensor([[3.0] * 3, [1.0] * 3]),
+    )
+    weight = titanrl.build("aggregation", {"name": "token_mean"})(mask, torch.tensor([0, 1]))
+    parts = [
+        {
+            "loss/total": (float((weight[i] * loss[i]).sum()), 0.5),
+            "token": (float((mask * loss)[i].sum()), float(mask[i].sum())),
+        }
+        for i in range(2)
+    ]
+    total = add(parts[0], parts[1])
+    assert total["loss/total"][0] == pytest.approx(1.5)
+    assert means(total)["token"] == pytest.approx(1.5)
+    assert total["token"][1] == 4
+
+
+# ------------------------------------------------------------------ 6: groups
+
+
+def test_k6_07_every_group_is_normalised() -> None:
+    reward = torch.tensor([1.0, 0.0, 3.0, 1.0, 5.0, 2.0, 7.0, 3.0])
+    batch = batch_of(loss_mask=[[True]] * 8, group_id=[0, 0, 1, 1, 2, 2, 3, 3], reward=reward)
+    got = titanrl.build("advantage", {"name": "grpo", "std": "none"})(batch).advantage
+    assert got[:, 0].tolist() == [0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, -2.0]
+
+
+@pytest.mark.parametrize("n", [3, 7, 8, 16])
+@pytest.mark.parametrize("value", [0.1, 0.35, 0.7, 1 / 3])
+@pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-6])
+def test_k6_01_equal_rewards_are_zero_for_every_eps_and_size(n: int, value: float, eps: float) -> None:
+    batch = batch_of(loss_mask=[[True]] * n, group_id=[0] * n, reward=[value] * n)
+    for std in ("group", "batch", "leave_one_out", "none"):
+        for baseline in ("mean", "leave_one_out"):
+            table = {"name": "grpo", "std": std, "baseline": baseline, "eps": eps}
+            assert not titanrl.build("advantage", table)(batch).advantage.any()
+
+
+def test_k6_01_a_real_small_spread_is_kept() -> None:
+    reward = [0.35, 0.35, 0.35, 0.35 + 3e-8]
+    assert len(set(torch.tensor(reward).tolist())) == 2
+    batch = batch_of(loss_mask=[[True]] * 4, group_id=[0] * 4, reward=reward)
+    got = titanrl.build("advantage", {"name": "grpo", "eps": 0.0})(batch).advantage[:, 0]
+    torch.testing.assert_close(got, torch.tensor([-0.5, -0.5, -0.5, 1.5]))
+
+
+def test_k6_16_groups_that_ranks_sampled_in_halves_equal_those_of_one_process() -> None:
+    """Gathering rank by rank interleaves the groups: ranks hold rows 0-1 and 2-3 of each group of four."""
+    one = batch_of(
+        loss_mask=[[True, True]] * 8, group_id=[0] * 4 + [1] * 4,
+        reward=[0.1, 0.7, 0.35, 1.0, 0.0, 0.3, 0.35, 0.9],
+    )  # fmt: skip
+    gathered = torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    for name in ("grpo", "rloo", "opo", "max_rl", "soft_baseline"):
+        estimator = titanrl.build("advantage", {"name": name})
+        expected = estimator(one).advantage[gathered]
+        torch.testing.assert_close(estimator(one[gathered]).advantage, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_k6_14_a_group_without_spread_still_feels_the_kl_and_counts() -> None:
+    """By design: its advantage is 0, its KL gradient is not, and its tokens stay in the denominator."""
+    chosen = algorithm(advantage={"name": "grpo"}, kl={"placement": "loss", "coefficient": 0.1})
+    batch = batch_of(
+        loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],
+        old_logprob=torch.full((4, 1), -1.0), ref_logprob=torch.full((4, 1), -1.5),
+    )  # fmt: skip
+    got, _ = compute_advantages(batch, chosen)
+    weighed = compute_loss_weights(got, chosen)
+    assert not weighed["advantage"][:2].any()
+    assert weighed["loss_weight"].flatten().tolist() == [0.25] * 4
+    assert chosen.kl is not None
+    objective = Objective(loss=chosen.loss, kl=chosen.kl.estimator)
+    logprob = torch.full((4, 1), -1.0, requires_grad=True)
+    total, _ = objective(PolicyOutputs(logprob), weighed, torch.tensor([0.1, 0.0]))
+    total.backward()
+    assert logprob.grad is not None
+    torch.testing.assert_close(logprob.grad[:2], torch.full((2, 1), 0.25 * 0.1))
+
+
+# ------------------------------------------------------------------ 14: metrics
+
+
+def test_k14_01_token_metrics_of_ranks_are_added_as_sums_and_counts() -> None:
+    ranks = [{"loss/entropy": (2 * 1.0, 2.0)}, {"loss/entropy": (8 * 0.25, 8.0)}]
+    assert means(add(*ranks))["loss/entropy"] == pytest.approx(0.4)
+
+
+def test_k14_05_entropy_quantile_ignores_padding_and_takes_any_number_of_tokens() -> None:
+    entropy = torch.arange(10.0)
+    mask = torch.arange(10) < 5
+    assert float(quantile(entropy[mask], 1 - 0.2)) == pytest.approx(3.2)
+    many = torch.zeros(2**24 + 1)
+    many[-1] = 1.0
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(many, 0.8)
+    assert float(quantile(many, 0.8)) == 0.0
+
+
+def test_k14_08_empty_selections_are_absent_and_never_crash() -> None:
+    batch = batch_of(
+        loss_mask=torch.zeros(2, 3, dtype=torch.bool), group_id=[0, 0], reward=[math.nan, math.nan],
+        old_logprob=torch.zeros(2, 3), sampler_logprob=torch.zeros(2, 3),
+    )  # fmt: skip
+    got, metrics = compute_advantages(
+        batch, algorithm(advantage={"name": "grpo"}, correction=[{"name": "tis"}])
+    )
+    assert not got["advantage"].any()
+    assert not {"advantage/mean", "advantage/frac_zero_std", "sample/logprob_diff"} & set(metrics)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_k14_09_reward_deviation_is_that_inside_groups() -> None:
+    batch = batch_of(
+        loss_mask=[[True]] * 8, group_id=[0] * 4 + [1] * 4, reward=[1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    )
+    _, metrics = compute_advantages(batch, algorithm(advantage={"name": "grpo"}))
+    assert metrics["reward/group_std"] == pytest.approx(0.288675, abs=1e-6)
+    assert metrics["advantage/frac_zero_std"] == 0.5
+
+
+def test_stored_metrics_are_plain_numbers() -> None:
+    """A tensor would keep a graph, or a device, alive."""
+    batch: TensorDict = batch_of(loss_mask=[[True]] * 2, group_id=[0, 0], reward=[1.0, 0.0])
+    _, metrics = compute_advantages(batch, algorithm(advantage={"name": "grpo"}))
+    assert metrics
+    assert all(type(value) is float for value in metrics.values())

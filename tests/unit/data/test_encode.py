@@ -1,0 +1,195 @@
+"""Which tokens of fixed rows are trained: the assistant's and their end, over templates of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanrl.data.encode import TokenizedExample, encode_row
+from titanrl.data.tokenizer import ChatTokenizer
+from titanrl.models import tiny
+from titanrl.protocols import Example, ProcessStep, Prompt
+
+END = 2
+"""Id of the tiny tokenizer's <eos>."""
+SYSTEM = {"role": "system", "content": "be brief"}
+CHAT = (
+    {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "and 2+2"}, {"role": "assistant", "content": "4"},
+)  # fmt: skip
+THINKING = (
+    {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "<t>hm</t>2"},
+    {"role": "user", "content": "and 2+2"}, {"role": "assistant", "content": "<t>ah</t>4"},
+)  # fmt: skip
+TURN = "{{ message['role'] }}: {{ message['content'] }}"
+PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
+NO_END = "{% for message in messages %}" + TURN + "\n{% endfor %}" + PROMPT
+MARKED = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}assistant: {% generation %}"
+    "{{ message['content'] }}{% endgeneration %}<eos>\n{% else %}"
+    + TURN
+    + "\n{% endif %}{% endfor %}"
+    + PROMPT
+)
+FORGETFUL = (
+    "{% for message in messages %}{% set is_old = message['role'] == 'assistant' and not loop.last %}"
+    "{{ message['role'] }}: {{ message['content'].split('</t>')[-1] if is_old else message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}\n{% endfor %}" + PROMPT
+)
+MARKED_FORGETFUL = FORGETFUL.replace(
+    "{{ message['role'] }}: {{ message['content'].split('</t>')[-1] if is_old else message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}\n",
+    "{{ message['role'] }}: {% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'].split('</t>')[-1] if is_old else message['content'] }}<eos>{% endgeneration %}"
+    "{% else %}{{ message['content'] }}{% endif %}\n",
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ChatTokenizer]:
+    """Returns a function from a chat template to the tiny model's tokenizer with it."""
+    folder = tiny.create(tmp_path_factory.mktemp("model") / "tiny")
+    return lambda template=None: ChatTokenizer(folder, template)
+
+
+def spans(row: TokenizedExample, tokens: ChatTokenizer) -> list[str]:
+    """Returns each run of trained tokens as text."""
+    runs: list[list[int]] = []
+    for place, (token, is_trained) in enumerate(zip(row.ids, row.trained, strict=True)):
+        if is_trained:
+            if not place or not row.trained[place - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [tokens.decode_prompt(run) for run in runs]
+
+
+def test_every_assistant_turn_is_trained_with_its_end_and_nothing_else(
+    tokens: Callable[..., ChatTokenizer],
+) -> None:
+    row = encode_row(Example((), CHAT), tokens())
+    assert spans(row, tokens()) == ["2<eos>", "4<eos>"]
+    whole = tokens().encode_text(tokens().render(CHAT))
+    assert row.ids == whole[: len(row.ids)], "ids are those of the whole conversation"
+    assert whole[len(row.ids) :] == tokens().encode_text("\n"), "only what follows the last end is left out"
+
+
+def test_assistant_turns_of_the_prompt_are_not_trained(tokens: Callable[..., ChatTokenizer]) -> None:
+    row = encode_row(Example((SYSTEM, *CHAT[:3]), CHAT[3:]), tokens())
+    assert spans(row, tokens()) == ["4<eos>"]
+    marked = tokens(MARKED)
+    assert spans(encode_row(Example(CHAT[:3], CHAT[3:]), marked), marked) == ["4<eos>"]
+
+
+def test_prompt_is_token_for_token_what_a_sampler_sees(tokens: Callable[..., ChatTokenizer]) -> None:
+    row = encode_row(Example(CHAT[:3], CHAT[3:]), tokens())
+    assert row.ids[: row.trained.index(True)] == tokens().encode(Prompt(CHAT[:3]))
+
+
+def test_template_without_end_tokens_trains_line_ends_and_one_end_at_the_end(
+    tokens: Callable[..., ChatTokenizer],
+) -> None:
+    plain = tokens(NO_END)
+    assert spans(encode_row(Example((), CHAT), plain), plain) == ["2\n", "4\n<eos>"]
+
+
+def test_generation_marks_are_used_and_completed_by_the_end_token(
+    tokens: Callable[..., ChatTokenizer],
+) -> None:
+    marked = tokens(MARKED)
+    assert spans(encode_row(Example((), CHAT), marked), marked) == ["2<eos>", "4<eos>"]
+
+
+def test_template_that_drops_thoughts_is_detected_and_marks_solve_it(
+    tokens: Callable[..., ChatTokenizer],
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"message 1 cannot be told .* \{% generation %\} marks, or make each"
+    ):
+        encode_row(Example((), THINKING), tokens(FORGETFUL))
+    # One answer a row is what the message proposes.
+    forgetful = tokens(FORGETFUL)
+    alone = encode_row(Example(THINKING[:3], THINKING[3:]), forgetful)
+    assert spans(alone, forgetful) == ["<t>ah</t>4<eos>"]
+    marked = tokens(MARKED_FORGETFUL)
+    assert spans(encode_row(Example((), THINKING), marked), marked) == ["2<eos>", "<t>ah</t>4<eos>"]
+
+
+def test_template_that_refuses_the_messages_says_so(tokens: Callable[..., ChatTokenizer]) -> None:
+    strict = tokens("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match="refused by the chat template: roles must alternate"):
+        encode_row(Example((), CHAT), strict)
+
+
+def test_text_is_tokenized_apart_from_its_prompt_and_ends_once(tokens: Callable[..., ChatTokenizer]) -> None:
+    made = tokens()
+    row = encode_row(Example("1+1=", "2"), made)
+    assert row.ids == [*made.encode(Prompt("1+1=")), *made.encode_text("2"), END]
+    assert spans(row, made) == ["2<eos>"]
+    assert encode_row(Example("1+1=", "2<eos>"), made).ids == row.ids
+    assert spans(encode_row(Example("1+1=", ""), made), made) == ["<eos>"]
+
+
+def test_end_token_with_id_0_is_appended(tokens: Callable[..., ChatTokenizer]) -> None:
+    made = tokens()
+    made.tokenizer.eos_token, made.eos_ids = "<pad>", (0,)
+    assert encode_row(Example("q", "a"), made).ids[-1] == 0
+
+
+def test_end_token_of_generation_config_ends_a_turn(tokens: Callable[..., ChatTokenizer]) -> None:
+    made = tokens(NO_END)
+    made.eos_ids = (END, made.encode_text("\n")[0])
+    assert spans(encode_row(Example((), CHAT), made), made) == ["2\n", "4\n"]
+
+
+def test_step_label_stands_on_the_first_token_after_the_step(tokens: Callable[..., ChatTokenizer]) -> None:
+    made = tokens()
+    row = encode_row(Example("q", (ProcessStep("one", 1.0, "; "), ProcessStep("two", 0.25, "; "))), made)
+    assert made.decode_prompt(row.ids) == "qone; two;"
+    assert row.step_labels == {4: 1.0, 9: 0.25}
+    assert [place for place, is_trained in enumerate(row.trained) if is_trained] == [4, 9]
+    chat = encode_row(Example(CHAT[:1], (ProcessStep("2", 1.0),)), made)
+    assert chat.ids[: chat.trained.index(True)] == [*made.encode(Prompt(CHAT[:1])), *made.encode_text("2")]
+
+
+class Merging:
+    """A tokenizer with a token for 'ab', which may not span the border between prompt and answer."""
+
+    eos_ids = (9,)
+    eos_id = 9
+    TABLE = ("ab", "a", "b", "!")
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            part = next(part for part in self.TABLE if text.startswith(part))
+            ids.append(self.TABLE.index(part))
+            text = text[len(part) :]
+        return ids
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def assistant_spans(self, messages: Any) -> None:
+        return None
+
+
+def test_token_across_the_border_is_split_as_a_sampler_would_see_it() -> None:
+    messages = ({"role": "user", "content": "!a"}, {"role": "assistant", "content": "b!"})
+    row = encode_row(Example(messages[:1], messages[1:]), Merging())  # type: ignore[arg-type]
+    assert row.ids == [3, 1, 2, 3, 9]
+    assert row.trained == [False, False, True, True, True]
+
+
+def test_row_without_a_trained_token_is_refused(tokens: Callable[..., ChatTokenizer]) -> None:
+    silent = tokens("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    silent.eos_ids, silent.tokenizer.eos_token = (), None
+    with pytest.raises(ValueError, match="holds no token to train on"):
+        encode_row(Example((), (CHAT[0], {"role": "assistant", "content": ""})), silent)
+
+
+def test_generation_prompt_of_the_tiny_template_stands_before_every_answer(tmp_path: Path) -> None:
+    made = ChatTokenizer(tiny.create(tmp_path / "tiny"))
+    assert made.render(CHAT[:2]).startswith(made.render(CHAT[:1], add_generation_prompt=True))

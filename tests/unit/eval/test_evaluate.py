@@ -1,0 +1,132 @@
+"""Intervals of the held-out score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.training.test_stages import ALONE, Letters, length_reward
+from titanrl import build
+from titanrl.config.tables import Reward
+from titanrl.data.prompts import PromptLoader
+from titanrl.eval.evaluate import EvalResult, evaluate, interval
+from titanrl.protocols import Completion, RolloutRequest
+
+
+def test_binary_scores_get_wilsons_interval():
+    # By hand: p = .5, n = 10, z = 1.959964: centre .5, half width z/(1+z^2/10) * sqrt(.025 + z^2/400).
+    low, high = interval([1.0] * 5 + [0.0] * 5)
+    assert low == pytest.approx(0.236593, abs=1e-5)
+    assert high == pytest.approx(0.763407, abs=1e-5)
+
+
+def test_all_wrong_still_has_a_width():
+    low, high = interval([0.0] * 20)
+    assert low == 0.0
+    assert high == pytest.approx(3.841459 / (20 + 3.841459), abs=1e-5)
+
+
+def test_graded_scores_get_standard_errors():
+    low, high = interval([0.25, 0.75])
+    assert (low, high) == pytest.approx((0.5 - 1.959964 * 0.25, 0.5 + 1.959964 * 0.25), abs=1e-6)
+
+
+def test_prompt_that_is_asked_again_is_no_further_evidence():
+    assert interval([1.0, 1.0, 0.0, 0.0], "aabb") == pytest.approx(interval([1.0, 0.0]))
+    assert interval([0.25, 0.25, 0.75, 0.75], "aabb") == pytest.approx(interval([0.25, 0.75]))
+    # By hand: one prompt thrice, another once: 16 / (9 + 1) = 1.6 prompts, z = 1.959964: the centre is
+    # (.75 + z^2/3.2) / (1 + z^2/1.6) = .5735, half is
+    # z/(1 + z^2/1.6) sqrt(.1875/1.6 + z^2/10.24) = .4044.
+    low, high = interval([1.0, 1.0, 1.0, 0.0], "aaab")
+    assert (low, high) == pytest.approx((0.1690, 0.9780), abs=1e-3)
+    # Graded: the mean is .625, the clusters are off by .375 and -.375, so the error is sqrt(.28125 * 2) / 4.
+    low, high = interval([0.75, 0.75, 0.75, 0.25], "aaab")
+    assert high - low == pytest.approx(2 * 1.959964 * 0.1875)
+    assert interval([0.5, 0.5], "aa") == (-math.inf, math.inf)
+
+
+def test_two_models_are_compared_prompt_by_prompt():
+    def verdict(*scores: float) -> EvalResult:
+        return EvalResult("a", len(scores), 0, {}, {}, scores, "abcd"[: len(scores)])
+
+    # By hand: the differences are 0, 1, 0, 1, their deviations from .5 square to 1; 4/3 for one of four.
+    found = verdict(1.0, 1.0, 0.0, 1.0).less(verdict(1.0, 0.0, 0.0, 0.0))
+    half = 1.959964 * math.sqrt(4 / 3) / 4
+    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    # Where one is better by as much everywhere, nothing is left to chance, however unlike the prompts are.
+    assert verdict(0.25, 0.75, 1.0).less(verdict(0.0, 0.5, 0.75)) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_one_graded_score_says_nothing():
+    assert interval([0.5]) == (-math.inf, math.inf)
+
+
+class Judged(Letters):
+    """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
+
+    def sample(self, rows: Sequence[RolloutRequest], **_: Any) -> list[Completion]:
+        return super().sample(rows, step=0, seed=0, greedy=False)
+
+
+def encode(prompt: Any) -> list[int]:
+    return [ord(prompt.messages)]
+
+
+def judged(samples: int, selector: str | None = None) -> dict[str, float]:
+    """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
+    prompts = [SimpleNamespace(messages=letter, answer="") for letter in "abc"]
+    feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
+    settings = SimpleNamespace(
+        num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None, selector=selector
+    )
+    five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
+    session = SimpleNamespace(
+        experiment=SimpleNamespace(
+            evaluation=settings,
+            reward=(length_reward(2.0, "x"), five),
+            model=SimpleNamespace(path="m"),
+            sampler=SimpleNamespace(max_response_tokens=8),
+        ),
+        held_out=feed,
+        engine=ALONE,
+        sampler=Judged(),
+        seed=0,
+        reasons={},
+        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
+    )
+    return evaluate(session)  # type: ignore[arg-type]
+
+
+def test_several_answers_to_a_prompt_give_pass_at_k():
+    metrics = judged(6)
+    passes = {name: value for name, value in metrics.items() if "pass" in name}
+    # One of 6 is right: 5 of 15 pairs hold it, 10 of 15 fours, and all together.
+    assert passes == {
+        "eval/pass_at_2": pytest.approx(1 / 3), "eval/pass_at_4": pytest.approx(2 / 3), "eval/pass_at_6": 1.0,
+    }  # fmt: skip
+    assert metrics["eval/score"] == pytest.approx(1 / 6)
+
+
+def test_selector_chooses_the_best_of_several():
+    right = judged(6, "x")
+    assert [right[f"eval/best_of_{k}"] for k in (2, 4, 6)] == [right[f"eval/pass_at_{k}"] for k in (2, 4, 6)]
+    # One that likes five letters chooses among the other answers blindly where those are not drawn:
+    # of 15 pairs 5 hold the five, 4 of the other 10 the four, and one of two is taken.
+    wrong = judged(6, "y")
+    assert wrong["eval/best_of_2"] == pytest.approx(4 / 15 / 2)
+    assert wrong["eval/best_of_6"] == 0.0
+    assert not [name for name in judged(6) if "best_of" in name]
+
+
+def test_interval_of_several_answers_counts_prompts_and_not_answers():
+    # Every prompt has the same share of right answers, so nothing is left to chance between prompts.
+    metrics = judged(6)
+    assert metrics["eval/score_low"] == metrics["eval/score_high"] == metrics["eval/score"]
+
+
+def test_one_answer_to_a_prompt_gives_no_pass_at_k():
+    assert not [name for name in judged(1) if "pass" in name]

@@ -1,0 +1,63 @@
+"""Faults that users of other frameworks met with fixed answers, cut ones and other prompts'; by number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.unit.data.test_examples import Texts
+from tests.unit.training.test_kto_reference_point import batch_of, raw, session
+from titanrl.data.encode import TokenizedExample
+from titanrl.data.examples import ExampleLoader
+from titanrl.errors import ConfigError, TrainingError
+from titanrl.protocols import Example
+from titanrl.training.kto_reference_point import mismatched, set_reference_point
+
+PROMPT, ANSWER, LIMIT = [1, 2, 3], [4, 5, 6], 4
+
+
+def feed(*answers: str, too_long: str) -> ExampleLoader:
+    """Returns examples of one prompt; an answer's length is that of its text."""
+
+    def encode(row: Example) -> TokenizedExample:
+        assert isinstance(row.response, str)
+        answer = ANSWER[: len(row.response)]
+        return TokenizedExample(PROMPT + answer, [False] * 3 + [True] * len(answer), {}, {})
+
+    return ExampleLoader(Texts(answers, too_long), encode, seed=0, seq_len=LIMIT)  # type: ignore[arg-type]
+
+
+def test_k9_12_a_row_beyond_the_limit_is_refused_whole_and_never_cut() -> None:
+    with pytest.raises(ConfigError, match=r"a row of 6 tokens, more than \[training\] seq_len = 4"):
+        feed("xxx", too_long="refuse").check()
+
+
+def test_k9_12_or_dropped_and_counted() -> None:
+    drawn = feed("xxx", "x", too_long="drop").next_batch(2)
+    assert [(row.ids, row.trained) for (row,) in drawn.groups] == [
+        ([1, 2, 3, 4], [False, False, False, True])
+    ] * 2
+    assert drawn.dropped in (1, 2), "one for each epoch that was begun before the second was found"
+
+
+def test_k9_12_an_answer_put_behind_another_prompt_keeps_a_label() -> None:
+    """A prompt leaves room for one token at least, as its own answer fitted."""
+    mixed = mismatched(batch_of((PROMPT, [4]), ([7], ANSWER)), LIMIT)
+    assert [raw(mixed, i) for i in range(2)] == [[1, 2, 3, 4], [7, 4]]
+    assert mixed["loss_mask"].sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_k9_08_no_prompt_meets_its_own_answer(size: int) -> None:
+    batch = batch_of(*(([10 + i], [20 + i]) for i in range(size)))
+    answers = [raw(mismatched(batch, LIMIT), i)[1] - 20 for i in range(size)]
+    assert answers == [size - 1, *range(size - 1)]
+
+
+def test_k9_08_one_row_alone_is_refused() -> None:
+    with pytest.raises(TrainingError, match="another row's answer, got a step of one row"):
+        set_reference_point(session([0.0]), batch_of(([10], [20])))
+    assert torch.equal(
+        set_reference_point(session([0.0] * 2), batch_of(([10], [20]), ([11], [21])))["reference_point"],
+        torch.zeros(2),
+    )

@@ -1,0 +1,219 @@
+"""score_rewards: one row's failure is that row's alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from titanrl import ConfigError, build
+from titanrl.rollout.rewards import score_rewards
+
+
+class Rude(BaseException):
+    """Not an Exception."""
+
+
+@dataclass(frozen=True)
+class Term:
+    component: Any
+    label: str = "r"
+    weight: float = 1.0
+    failure: float = -7.0
+    timeout_seconds: float | None = None
+
+
+def make(*responses: str) -> TensorDict:
+    text = {"response": list(responses), "answer": ["4"] * len(responses)}
+    mask = torch.ones(len(responses), 3, dtype=torch.bool)
+    return TensorDict({"loss_mask": mask, "text": text}, batch_size=[len(responses)])
+
+
+def per_row(bad: Callable[[], Any]) -> Callable[[TensorDict], torch.Tensor]:
+    """A reward that scores the length of each response and calls `bad` at the one called `bad`."""
+
+    def reward(batch: TensorDict) -> torch.Tensor:
+        values = [bad() if text == "bad" else float(len(text)) for text in batch["text", "response"]]
+        return torch.tensor([value for value in values if value is not None])
+
+    return reward
+
+
+def raise_(error: BaseException) -> Callable[[], float]:
+    def bad() -> float:
+        raise error
+
+    return bad
+
+
+def spin() -> float:
+    while True:
+        pass
+
+
+def sleep() -> float:
+    time.sleep(10)
+    return 1.0
+
+
+class Mute(Exception):
+    """Even its text raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+LATE = "took longer than its timeout_seconds, 0.5"
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (raise_(ValueError("no")), "ValueError: no"),
+        (raise_(Rude()), "Rude: "),
+        (raise_(Mute()), "Mute"),
+        (raise_(SystemExit(0)), "SystemExit: 0"),
+        (raise_(KeyboardInterrupt()), "KeyboardInterrupt: "),
+        (lambda: float("nan"), "returned nan"),
+        (lambda: float("inf"), "returned inf"),
+        (lambda: 1e300, "returned inf"),
+        (lambda: None, "returned torch.float32 of shape [0], not one number a row"),
+        (spin, LATE),
+        (sleep, LATE),
+    ],
+    ids=[
+        "raises",
+        "base_exception",
+        "text_raises",
+        "system_exit",
+        "interrupt",
+        "nan",
+        "inf",
+        "too_large",
+        "wrong_count",
+        "spins",
+        "sleeps",
+    ],
+)
+def test_bad_row_scores_failure_and_others_keep_theirs(bad: Callable[[], Any], why: str) -> None:
+    """K8-06, K8-07: the middle row fails, whatever way; rows don't shift, and the reason is kept."""
+    scores, reasons = score_rewards(make("a", "bad", "ccc"), [Term(per_row(bad), timeout_seconds=0.5)])
+    assert scores["rewards", "r"].tolist() == [1.0, -7.0, 3.0]
+    assert scores["reward"].tolist() == [1.0, -7.0, 3.0]
+    assert reasons == {"r": {1: why}}
+
+
+def test_function_that_hangs_on_everything_fails_everywhere() -> None:
+    start = time.monotonic()
+    scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
+    assert scored.scores["reward"].tolist() == [-7.0, -7.0]
+    assert scored.failures == (
+        {"reward/r_failures": 2.0}, {"r": "took longer than its timeout_seconds, 0.3"},
+    )  # fmt: skip
+    assert time.monotonic() - start < 5
+
+
+def test_late_python_loop_is_stopped() -> None:
+    before = set(threading.enumerate())
+    score_rewards(make("bad"), [Term(per_row(spin), timeout_seconds=0.2)])
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, "the spinning thread still runs"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (0.5, "float"),
+        ([1.0, 2.0], "list"),
+        (None, "NoneType"),
+        (torch.zeros(2, 1), "torch.float32 of shape [2, 1]"),
+        (torch.zeros(3), "torch.float32 of shape [3]"),
+        (torch.zeros(2, dtype=torch.complex64), "torch.complex64 of shape [2]"),
+    ],
+)
+def test_result_that_is_not_one_number_a_row_fails(result: Any, got: str) -> None:
+    scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
+    assert scores["reward"].tolist() == [-7.0, -7.0]
+    assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number a row")}
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_users_interrupt_stops_the_run() -> None:
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        score_rewards(make("a"), [Term(lambda batch: sleep(), timeout_seconds=20.0)])
+    timer.join()
+
+
+def test_reward_is_the_weighted_sum_and_parts_stay_raw() -> None:
+    lengths, box = per_row(spin), build("reward", {"name": "exact_match"})
+    terms = [Term(lengths, "length", weight=-0.5), Term(box, "box", weight=2.0)]
+    scores, reasons = score_rewards(make("abc", r"\boxed{4}"), terms)
+    assert scores["rewards", "length"].tolist() == [3.0, 9.0]
+    assert scores["rewards", "box"].tolist() == [0.0, 1.0]
+    assert scores["reward"].tolist() == [-1.5, -2.5]
+    assert reasons == {"length": {}, "box": {}}
+
+
+def test_reward_is_called_after_the_one_it_reads() -> None:
+    cosine = build("reward", {"name": "length_cosine", "max_length": 3, "correct": "box"})
+    terms = [Term(cosine, "shape"), Term(build("reward", {"name": "exact_match"}), "box", weight=0.0)]
+    scores, _ = score_rewards(make(r"\boxed{4}", "no"), terms)
+    # T = max_length, so f = 0: the longest right answer scores .5, the longest wrong one -.5.
+    torch.testing.assert_close(scores["reward"], torch.tensor([0.5, -0.5]))
+
+
+def test_reward_that_reads_a_missing_one_is_refused() -> None:
+    cosine = build("reward", {"name": "length_cosine", "max_length": 3, "correct": "boks"})
+    with pytest.raises(ConfigError, match=r"'shape' reads the reward 'boks'.*Rewards: shape, box"):
+        score_rewards(
+            make("a"), [Term(cosine, "shape"), Term(build("reward", {"name": "exact_match"}), "box")]
+        )
+
+
+def test_two_rewards_with_one_label_are_refused() -> None:
+    with pytest.raises(ConfigError, match="label 'r' must be unique"):
+        score_rewards(make("a"), [Term(per_row(spin)), Term(per_row(spin))])
+
+
+def test_pooled_reward_counts_its_late_rows() -> None:
+    """K8-05: the tower is late, the next row is scored, the failure is counted."""
+    math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure": -0.25})
+    tower = "$5^{5^{5^{5^5}}}$"
+    scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
+    assert scores["reward"].tolist() == [1.0, -0.25, 1.0]
+    assert reasons == {"r": {1: "deadline"}}
+
+
+def test_batch_is_left_as_it_was() -> None:
+    batch = make("a", "b")
+    batch.lock_()
+    score_rewards(batch, [Term(per_row(spin))])
+    assert set(batch.keys()) == {"loss_mask", "text"}
+
+
+def test_empty_batch_gives_empty_scores() -> None:
+    scored = score_rewards(make("a")[:0], [Term(per_row(spin))])
+    assert scored.scores["reward"].shape == (0,)
+    assert scored.failures == ({"reward/r_failures": 0.0}, {})
+
+
+def test_first_reason_of_each_reward_is_told() -> None:
+    def picky(batch: TensorDict) -> torch.Tensor:
+        raise ValueError(f"no {batch['text', 'response'][0]}")
+
+    fine = Term(lambda batch: torch.ones(len(batch)), "fine")
+    failures = score_rewards(make("a", "b"), [Term(picky), fine]).failures
+    assert failures.reasons == {"r": "ValueError: no a"}
+    assert failures.counts == {"reward/r_failures": 2.0, "reward/fine_failures": 0.0}

@@ -1,0 +1,95 @@
+"""Which answers become training data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from titanrl.config.rft import RFT
+from titanrl.rollout.generator import ScoredResponse
+from titanrl.rollout.selection import select
+
+PROMPT = ({"role": "user", "content": "1 + 1?"},)
+
+
+def answer(
+    text: str, reward: float, *, tokens: int = 3, finish: int = 0, form: float = 1.0
+) -> ScoredResponse:
+    return ScoredResponse(text, tokens, finish, reward + 0.1 * form, {"right": reward, "form": form})
+
+
+def kept(answers: list[ScoredResponse], seen: set[str] | None = None, **settings: Any) -> list[str]:
+    """Returns the texts of what is written of the answers to one text prompt."""
+    chosen = select(RFT(reward="right", **settings), "1 + 1?", answers, set() if seen is None else seen)
+    return [row.get("completion") or f"{row['chosen']} > {row['rejected']}" for row in chosen.rows]
+
+
+def test_the_best_are_kept_equally_good_ones_in_their_order() -> None:
+    answers = [answer("a", 0.5), answer("b", 1.0), answer("c", 0.5), answer("d", 1.0)]
+    assert kept(answers, keep=3) == ["b", "d", "a"]
+    assert kept(answers, keep=9, min_reward=1.0) == ["b", "d"]
+
+
+def test_rank_is_by_the_weighted_sum_unless_a_label_is_named() -> None:
+    answers = [answer("plain", 1.0, form=0.0), answer("formed", 0.95, form=1.0)]
+    assert kept(answers) == ["plain"]
+    assert select(RFT(), "q", answers, set()).rows[0]["completion"] == "formed"
+
+
+def test_answers_cut_off_too_short_or_too_long_are_not_used_unless_asked() -> None:
+    answers = [answer("cut", 1.0, finish=1), answer("long", 0.9, tokens=9), answer("short", 0.8, tokens=1)]
+    assert kept([*answers, answer("right", 0.1)], min_tokens=2, max_tokens=8) == ["right"]
+    assert kept(answers, unfinished=True) == ["cut"]
+
+
+def test_other_rewards_are_conditions() -> None:
+    answers = [answer("bare", 1.0, form=0.0), answer("formed", 0.5)]
+    assert kept(answers, least={"form": 1.0}) == ["formed"]
+
+
+def test_same_text_to_the_same_prompt_is_written_once_in_the_whole_file() -> None:
+    seen: set[str] = set()
+    answers = [answer("2", 1.0), answer(" 2\n", 1.0), answer("two", 1.0)]
+    assert kept(answers, seen, keep=2) == ["2", "two"]
+    assert kept(answers, seen, keep=2) == []
+    assert kept(answers, seen, keep=2, dedup=False) == ["2", " 2\n"]
+    assert select(RFT(keep=2), "2 + 0?", answers, seen).rows[0]["completion"] == "2"
+
+
+def test_every_answer_is_written_or_dropped_for_one_reason() -> None:
+    answers = [
+        answer("cut", 1.0, finish=1), answer("long", 1.0, tokens=9), answer("bare", 1.0, form=0.0),
+        answer("wrong", 0.0), answer("2", 1.0), answer("2", 1.0), answer("two", 1.0), answer("II", 1.0),
+    ]  # fmt: skip
+    settings = RFT(reward="right", keep=2, max_tokens=8, min_reward=0.5, least={"form": 1.0})
+    found = select(settings, "1 + 1?", answers, set())
+    assert [row["completion"] for row in found.rows] == ["2", "two"]
+    assert found.dropped == {
+        "unfinished": 1, "length": 1, "least": 1, "reward": 1, "duplicate": 1, "surplus": 1,
+    }  # fmt: skip
+
+
+def test_pair_is_the_best_good_answer_against_the_worst_of_all() -> None:
+    answers = [
+        answer("middle", 0.4), answer("worst but cut", -1.0, finish=1), answer("bad", 0.1, form=0.0),
+        answer("bare", 0.9, form=0.0), answer("best", 0.8),
+    ]  # fmt: skip
+    (row,) = select(RFT(write="pairs", reward="right", least={"form": 1.0}), PROMPT, answers, set()).rows
+    assert row == {
+        "prompt": [{"role": "user", "content": "1 + 1?"}],
+        "chosen": [{"role": "assistant", "content": "best"}],
+        "rejected": [{"role": "assistant", "content": "bad"}],
+        "margin": pytest.approx(0.7),
+        "chosen_reward": 0.8,
+        "rejected_reward": 0.1,
+    }
+
+
+def test_no_pair_without_a_good_answer_or_enough_between_the_two() -> None:
+    answers = [answer("a", 0.5), answer("b", 0.25)]
+    assert kept(answers, write="pairs") == ["a > b"]
+    assert kept(answers, write="pairs", min_margin=0.25) == ["a > b"]
+    assert kept(answers, write="pairs", min_margin=0.3) == []
+    assert kept(answers, write="pairs", min_reward=0.6) == []
+    assert kept([answer("a", 0.5), answer("b", 0.5)], write="pairs") == []

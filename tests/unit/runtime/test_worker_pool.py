@@ -1,0 +1,154 @@
+"""titanrl.runtime.worker_pool: results in order, late and dying calls isolated, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.runtime.worker_pool_targets import act, leave_children, threads_and_modules
+from titanrl.runtime.worker_pool import CallResult, WorkerPool, descendants, map_with_timeout
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(act, num_workers=2)
+    yield pool
+    pool.close()
+
+
+def test_results_come_in_order(pool: WorkerPool) -> None:
+    words = [f"w{index}" for index in range(20)]
+    assert pool.map([(word,) for word in words], 10.0) == [CallResult(word, None) for word in words]
+
+
+def test_no_items_start_no_worker() -> None:
+    pool = WorkerPool(act)
+    assert pool.map([], 1.0) == []
+    assert pool._workers == []
+
+
+@pytest.mark.parametrize("what", ["sleep", "spin", "tower"])
+def test_late_item_fails_and_the_next_is_scored(pool: WorkerPool, what: str) -> None:
+    """K8-05: also inside C code that no signal handler interrupts."""
+    pool.map([("warm",), ("warm",)], 10.0)
+    start = time.monotonic()
+    outcomes = pool.map([("a",), (what,), ("b",), ("c",)], 1.0)
+    assert outcomes == [
+        CallResult("a", None),
+        CallResult(None, "deadline"),
+        CallResult("b", None),
+        CallResult("c", None),
+    ]
+    assert time.monotonic() - start < 8.0
+
+
+@pytest.mark.parametrize(
+    ("what", "failure"),
+    [
+        ("raise", "ValueError: no"),
+        ("rude", "Rude: rude"),
+        ("exit", "SystemExit: 0"),
+        ("interrupt", "KeyboardInterrupt: "),
+    ],
+)
+def test_exceptions_of_any_kind_are_failures(pool: WorkerPool, what: str, failure: str) -> None:
+    """K8-06: BaseException, SystemExit and KeyboardInterrupt raised by graded code."""
+    assert pool.map([("a",), (what,), ("b",)], 10.0) == [
+        CallResult("a", None),
+        CallResult(None, failure),
+        CallResult("b", None),
+    ]
+
+
+def test_dying_worker_is_replaced(pool: WorkerPool) -> None:
+    outcomes = pool.map([("die",), ("a",), ("die",), ("b",)], 10.0)
+    assert [outcome.failure for outcome in outcomes] == ["died", None, "died", None]
+    assert pool.map([("c",)], 10.0) == [CallResult("c", None)]
+
+
+def test_worker_killed_while_idle_costs_no_item(pool: WorkerPool) -> None:
+    pool.map([("a",), ("b",)], 10.0)
+    for worker in pool._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+    assert pool.map([("a",), ("b",), ("c",)], 10.0) == [CallResult(word, None) for word in "abc"]
+
+
+def test_printing_item_does_not_disturb(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    assert pool.map([("print",), ("a",)], 10.0) == [CallResult("print", None), CallResult("a", None)]
+    assert capfd.readouterr().out == ""
+
+
+def test_threads_share_a_pool(pool: WorkerPool) -> None:
+    found: dict[str, list[CallResult]] = {}
+
+    def use(name: str) -> None:
+        found[name] = pool.map([(f"{name}{index}",) for index in range(8)], 10.0)
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in "xyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {name: [CallResult(f"{name}{index}", None) for index in range(8)] for name in "xyz"}
+
+
+def test_late_item_leaves_no_child(tmp_path: Path) -> None:
+    """K8-11: neither a child nor an orphan in its own session survives."""
+    note = tmp_path / "pids"
+    pool = WorkerPool(leave_children, num_workers=1)
+    assert pool.map([(str(note),)], 8.0) == [CallResult(None, "deadline")]
+    pids = [int(pid) for pid in note.read_text().split()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_running(pid)]
+    pool.close()
+
+
+def test_close_ends_the_workers() -> None:
+    pool = WorkerPool(act, num_workers=2)
+    pool.map([("a",), ("b",)], 10.0)
+    pids = [worker.process.pid for worker in pool._workers]
+    assert len(pids) == 2
+    assert set(pids) <= set(descendants(os.getpid()))
+    pool.close()
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_users_interrupt_stops_the_run() -> None:
+    """K8-06: Ctrl-C is the user's, not the grader's."""
+    pool = WorkerPool(act, num_workers=1)
+    pool.map([("a",)], 10.0)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.map([("sleep",)], 30.0)
+    timer.join()
+    assert pool._workers == []
+
+
+def test_function_that_can_not_be_imported_is_said() -> None:
+    pool = WorkerPool(act, imports=("no_such_module",), num_workers=1)
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        pool.map([("a",)], 10.0)
+    pool.close()
+
+
+def test_workers_are_other_processes_without_torch() -> None:
+    ((pid, has_torch), failure) = map_with_timeout(threads_and_modules, [()], timeout_seconds=10.0)[0]
+    assert failure is None
+    assert int(pid) != os.getpid()
+    assert not has_torch
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,56 @@
+"""Functions that tests/unit/runtime/test_worker_pool.py runs in workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+
+class Rude(BaseException):
+    """Not an Exception, like some libraries' timeouts."""
+
+
+def act(what: str) -> str:
+    """Does what a badly behaved grader does, then says that it did."""
+    match what:
+        case "sleep":
+            time.sleep(60)
+        case "spin":
+            while True:
+                pass
+        case "tower":
+            return str(5 ** (5 ** (5 ** (5**5))))
+        case "raise":
+            raise ValueError("no")
+        case "rude":
+            raise Rude("rude")
+        case "exit":
+            sys.exit(0)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "die":
+            os._exit(0)
+        case "print":
+            print("noise")
+    return what
+
+
+def leave_children(note: str) -> str:
+    """Starts a child and, from a session of its own, an orphan; writes their pids and hangs."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    # The middle process ends at once, so its child loses its parent, as daemons do.
+    script = "import subprocess as s, sys; "
+    script += "print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+    command = [sys.executable, "-c", script, sys.executable, "-c", "import time; time.sleep(60)"]
+    orphan = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=30)
+    with open(note, "w") as file:
+        file.write(f"{child.pid} {orphan.stdout.strip()}")
+    time.sleep(60)
+    return note
+
+
+def threads_and_modules() -> tuple[str, bool]:
+    """Which process this is, and whether torch got in."""
+    return str(os.getpid()), "torch" in sys.modules

@@ -1,0 +1,168 @@
+"""Faults that users of other frameworks met in how a batch becomes optimizer steps; by number."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import titanrl
+from tests.unit.algorithm.test_compute_advantages import algorithm
+from tests.unit.data.test_examples import feed as data_of
+from tests.unit.data.test_prompts import feed as prompts_of
+from tests.unit.engine.one_weight import NO_TERMS, OneWeight, rows_of
+from titanrl.algorithm.compute_advantages import compute_loss_weights
+from titanrl.algorithm.metrics import means
+from titanrl.algorithm.minibatches import minibatches
+from titanrl.algorithm.objective import Objective
+from titanrl.rollout.sampling import shard_prompts
+from titanrl.training.offline import validate
+from titanrl.training.session import Session
+from titanrl.training.step import optimize
+
+SUPERVISED = algorithm(loss={"name": "sft"})
+
+
+def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
+    """Returns a session with the parts that the tests need, on one rank."""
+    loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
+    loop |= {"target_kl": None, "skip_zero_advantage": False}
+    loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
+    chosen = parts.pop("algorithm", SUPERVISED)
+    engine = SimpleNamespace(
+        dp_rank=0, dp_degree=1, dp_group=None, rank=0, critic=critic, frozen={},
+        score=model.score, update=model.update, measure=model.measure,
+    )  # fmt: skip
+    experiment = SimpleNamespace(
+        loop=SimpleNamespace(**loop),
+        algorithm=chosen,
+        critic=None,
+        run=SimpleNamespace(seed=0),
+        model=SimpleNamespace(head="language"),
+    )
+    given: dict[str, Any] = {
+        "experiment": experiment, "engine": engine, "tokens": None, "feed": None, "held_out": None,
+        "held_out_data": None,
+        "scored_keys": frozenset(), "scores_greedy": False, "objective": Objective(loss=chosen.loss),
+        "critic_objective": Objective(loss=titanrl.build("loss", {"name": "value"})),
+        "state": None, "live_sampler": None,
+    }  # fmt: skip
+    return Session(**(given | parts))
+
+
+# -------------------------------------------------------------- 3: sizes of steps and of gradients
+
+
+def test_k3_12_a_step_of_fewer_rows_is_no_smaller() -> None:
+    """Ten rows of gradient 1 in steps of four, four and two."""
+    norms = []
+    for count in (4, 4, 2):
+        found = OneWeight().update(
+            compute_loss_weights(rows_of([1] * count), SUPERVISED), Objective(loss=SUPERVISED.loss), NO_TERMS
+        )
+        norms.append(found["update/grad_norm"][0])
+    assert norms == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_k3_12_uneven_parts_of_a_batch_each_have_the_whole_mean(count: int) -> None:
+    model = OneWeight()
+    found = optimize(session_of(model, minibatches=count), rows_of([1] * 10), step=0)
+    assert model.updates == count
+    assert found["update/grad_norm"] == (pytest.approx(float(count)), float(count))
+
+
+def test_k3_16_samples_are_multiplied_once_and_the_critic_steps_with_the_policy() -> None:
+    policy, critic = OneWeight(), OneWeight(head="value")
+    session = session_of(
+        policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
+    )
+    rows = session.feed.next_batch(4, 3)
+    assert [(row.group, row.sample) for row in rows] == [(g, i) for g in range(4) for i in range(3)]
+    batch = rows_of([1] * 12)
+    batch["group_id"] = torch.tensor([row.group for row in rows])
+    batch["value"], batch["returns"] = torch.zeros(12, 1), torch.ones(12, 1)
+    optimize(session, batch, step=0)
+    assert (policy.updates, critic.updates) == (2, 2)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 100])
+@pytest.mark.parametrize("training", [{"minibatches": 1}, {"minibatches": 4, "epochs": 2}])
+def test_k3_19_validation_is_a_mean_of_its_own(max_tokens: int, training: dict[str, int]) -> None:
+    """A loss of 2 on every token of three examples, whatever steps and micro-batches the run is made of."""
+    model = OneWeight(max_tokens=max_tokens)
+    texts = data_of("a", "bc", "def")
+    session = session_of(model, held_out_data=texts, **training)
+    session.experiment.evaluation = SimpleNamespace(num_prompts=3)
+    with torch.no_grad():
+        model.role.weight.zero_()
+    session.objective = Objective(loss=_two)
+    assert validate(session)["eval/loss"] == pytest.approx(2.0)
+    assert model.updates == 0
+
+
+def _two(policy: titanrl.PolicyOutputs, batch: TensorDict) -> titanrl.TokenLoss:
+    return titanrl.TokenLoss(2.0 + 0.0 * policy.logprob, {})
+
+
+# ------------------------------------------------------------------------------- 6: nothing is left over
+
+
+def test_k6_06_the_tail_of_an_epoch_is_used_with_the_beginning_of_the_next() -> None:
+    prompts, data = prompts_of(10), data_of(*"abcdefghij")
+    for seen in (
+        [[row.text for row in prompts.next_batch(4, 1)] for _ in range(5)],
+        [[group[0].ids[1] for group in data.next_batch(4).groups] for _ in range(5)],
+    ):
+        assert [len(each) for each in seen] == [4] * 5
+        assert len({*seen[0], *seen[1], *seen[2][:2]}) == 10
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_k6_06_ranks_take_every_prompt_of_a_step(degree: int) -> None:
+    rows = prompts_of(10).next_batch(10, 2)
+    taken = [
+        [(rows[number].group, rows[number].sample) for number in share]
+        for share in shard_prompts(rows, degree, 8)
+    ]
+    assert sorted(row for share in taken for row in share) == [
+        (group, sample) for group in range(10) for sample in range(2)
+    ]
+    assert all(
+        share == sorted(share) and len(share) in (10 // degree * 2, -(-10 // degree) * 2) for share in taken
+    )
+
+
+def test_k6_06_a_ragged_batch_is_trained_whole() -> None:
+    parts = list(minibatches(rows_of(list(range(1, 11))), count=3, epochs=1, seed=0, step=0))
+    assert sorted(len(part) for part in parts) == [3, 3, 4]
+    assert sorted(int(i) for part in parts for i in part["input_ids"]) == list(range(1, 11))
+
+
+# ------------------------------------------------------------------------------- 17: iterations
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100])
+def test_k17_04_the_second_pass_over_a_batch_meets_a_moved_policy(max_tokens: int) -> None:
+    """Three batches of four micro-batches (or one), two passes each: moved before the loss F T F T F T."""
+    chosen = algorithm(loss={"name": "ppo_clip"})
+    model = OneWeight(lr=0.01, max_tokens=max_tokens)
+    moved: list[bool] = []
+    update = model.update
+
+    def watched(*arguments: Any) -> Any:
+        found = update(*arguments)
+        moved.append(means(found)["loss/approx_kl"] > 0)
+        return found
+
+    session = session_of(model, algorithm=chosen, epochs=2)
+    session.engine.update = watched
+    for step in range(3):
+        batch = rows_of([1, 2, 3, 4])
+        batch["old_logprob"] = model.score(batch)["logprob"]
+        batch["advantage"] = torch.ones(4, 1)
+        optimize(session, batch, step)
+    assert moved == [False, True] * 3

@@ -1,0 +1,142 @@
+"""The stages that need a sampler, on a sampler that answers from a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+
+from titanrl import build
+from titanrl.config.tables import Reward
+from titanrl.protocols import Completion, RolloutRequest
+from titanrl.rollout.sample_rows import sample_rows
+from titanrl.training.stages import batch_metrics, sample, score
+
+ALONE = SimpleNamespace(
+    rank=0, world_size=1, dp_rank=0, dp_degree=1, dp_group=None, row_groups=[], tensor_parallel_degree=1
+)
+"""An engine of one process, as far as sampling asks it."""
+
+
+class Letters:
+    """Sampled answers are as many 'a' as their number, greedy ones as many as their prompt has tokens."""
+
+    version = 3
+    ranks_per_engine = 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bool]] = []
+
+    def sample(
+        self, rows: Sequence[RolloutRequest], *, step: int, seed: int, greedy: bool, **_: Any
+    ) -> list[Completion]:
+        self.asked.append((len(rows), greedy))
+        lengths = [len(row.prompt_ids) if greedy else row.sample + 1 for row in rows]
+        return [Completion([7] * length, [-0.5] * length, 0) for length in lengths]
+
+
+def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob: str = "recompute") -> Any:
+    return SimpleNamespace(
+        sampler=Letters(),
+        seed=0,
+        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
+        engine=ALONE,
+        experiment=SimpleNamespace(
+            reward=tuple(rewards),
+            algorithm=SimpleNamespace(old_logprob=old_logprob),
+            critic=None,
+            sampler=SimpleNamespace(max_response_tokens=8),
+        ),
+        scores_greedy=greedy,
+        scored_keys=frozenset(),
+    )
+
+
+def letters(ids: Sequence[int]) -> list[str]:
+    return ["a"] * len(ids)
+
+
+def rows() -> list[RolloutRequest]:
+    """Two groups of three, of prompts with two tokens and with four."""
+    return [
+        RolloutRequest(prompt_ids=[5] * (2 * group), group=group, sample=number)
+        for group in (1, 2)
+        for number in range(3)
+    ]
+
+
+def length_reward(weight: float, label: str) -> Reward:
+    """weight times: 1 for four letters, 0 for others."""
+    return Reward(
+        component=build("reward", {"name": "format_regex", "pattern": "a{4}"}), weight=weight, label=label
+    )
+
+
+def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_answer_a_prompt() -> None:
+    live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
+    batch, failures = sample(live, rows(), step=0)
+    assert failures == ({"reward/greedy_failures": 0.0}, {})
+    assert live.sampler.asked == [(6, False), (2, True)]
+    assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
+    assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
+
+
+def test_failures_on_greedy_answers_are_counted() -> None:
+    def breaks(batch: TensorDict) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, timeout_seconds=5.0)
+    batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
+    assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
+    assert batch["baseline_reward"].tolist() == [-1.0] * 6
+
+
+def test_greedy_answers_cost_nothing_where_nothing_reads_them() -> None:
+    live = session([length_reward(1.0, "x")])
+    batch, failures = sample(live, rows(), step=0)
+    assert "baseline_reward" not in batch
+    assert failures == ({}, {})
+    assert live.sampler.asked == [(6, False)]
+
+
+def test_two_policy_mode_takes_the_samplers_logprobs_for_the_old_ones() -> None:
+    live = session(old_logprob="sampler")
+    batch, _ = sample(live, rows(), step=0)
+    batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
+    scored, _ = score(live, batch)
+    assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
+
+
+def test_batch_without_rewards_shows_and_counts_none() -> None:
+    scored, failures = score(session(), sample(session(), rows(), step=0)[0])
+    assert failures == ({}, {})
+    assert not {"reward", "rewards"} & set(scored.keys())
+    assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
+    (shown,) = sample_rows(scored, 1, letters)
+    assert shown.keys() == {
+        "prompt", "response", "answer", "finish_reason", "response_tokens", "group", "per_token",
+    }  # fmt: skip
+
+
+def test_rows_are_shown_with_their_rewards_and_mean_advantage() -> None:
+    live = session([length_reward(2.0, "x")])
+    scored, _ = score(live, sample(live, [RolloutRequest(prompt_ids=[5], group=0, sample=3)], step=0)[0])
+    scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
+    (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
+    assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
+    assert shown["per_token"] == {"text": ["a"] * 4, "logprob": [-0.5] * 4, "advantage": [1.0, 2.0, 3.0, 6.0]}
+
+
+def test_first_rows_keep_what_each_trained_token_got() -> None:
+    scored, _ = score(session(), sample(session(), rows()[2:3] * 3, step=0)[0])
+    mask = scored["loss_mask"]
+    scored["old_logprob"] = torch.where(mask, torch.tensor([0.0, -0.5, -0.4, -torch.inf]), 7.0)
+    scored["ref_logprob"] = torch.where(mask, -1.0, 7.0)
+    first, second, third = sample_rows(scored, 3, letters)
+    assert first["per_token"]["log_ratio"] == [0.0, 0.1, None]
+    assert first["per_token"]["ref_log_ratio"] == [0.5, 0.6, None]
+    assert "per_token" in second
+    assert "per_token" not in third

@@ -1,0 +1,72 @@
+"""The optimizer steps of a batch: which are made, and which are left out once the policy is too far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.algorithm.test_compute_advantages import algorithm
+from tests.unit.engine.one_weight import OneWeight, rows_of
+from tests.unit.training.test_faults_steps import session_of
+from titanrl.algorithm.metrics import means
+from titanrl.errors import ConfigError
+from titanrl.training.step import optimize
+
+
+class Scripted:
+    """A policy that reports these distances from the old one, an optimizer step each."""
+
+    def __init__(self, distances: Sequence[float | None]) -> None:
+        self.distances, self.updates, self.rates = list(distances), 0, 0
+
+    score = measure = None
+
+    def update(self, rows: Any, objective: Any, coefficients: Any) -> dict[str, tuple[float, float]]:
+        distance = self.distances[self.updates]
+        self.updates, self.rates = self.updates + 1, self.rates + 1
+        # Sums over three tokens.
+        return {} if distance is None else {"loss/approx_kl": (3 * distance, 3.0)}
+
+
+def outcome(
+    distances: Sequence[float | None], limit: float | None
+) -> tuple[Scripted, OneWeight, dict[str, float]]:
+    """Returns policy, critic and metrics after a batch of two epochs of two minibatches."""
+    policy, critic = Scripted(distances), OneWeight(head="value")
+    chosen = algorithm(loss={"name": "ppo_clip"}, advantage={"name": "grpo"})
+    session = session_of(policy, critic, algorithm=chosen, minibatches=2, epochs=2, target_kl=limit)  # type: ignore[arg-type]
+    session.engine.policy = SimpleNamespace(schedule=SimpleNamespace(step=lambda: step_rate(policy)))
+    rows = rows_of([2, 3])
+    rows["value"], rows["returns"] = rows["labels"].float(), rows["labels"].float()
+    return policy, critic, means(optimize(session, rows, step=0))
+
+
+def step_rate(policy: Scripted) -> None:
+    policy.rates += 1
+
+
+@pytest.mark.parametrize(
+    ("distances", "made"),
+    [((0.0, 0.01, 0.02, 0.03), 4), ((0.0, 0.03, 0.0, 0.0), 2), ((0.021, 0.0, 0.0, 0.0), 1), ((0.02,) * 4, 4)],
+)
+def test_policy_is_spared_the_rest_of_a_batch_once_it_is_further_than_the_limit(distances, made):
+    policy, critic, metrics = outcome(distances, limit=0.02)
+    assert policy.updates == made
+    assert metrics["update/early_stopped"] == 4 - made
+    # The critic learns on, and the learning rate is where it would be.
+    assert critic.updates == 4
+    assert policy.rates == 4
+
+
+def test_no_step_is_left_out_without_a_limit():
+    policy, _, metrics = outcome((9.0,) * 4, limit=None)
+    assert policy.updates == 4
+    assert "update/early_stopped" not in metrics
+
+
+def test_loss_that_does_not_say_how_far_is_refused():
+    with pytest.raises(ConfigError, match="target_kl needs a loss that reports approx_kl"):
+        outcome((None,) * 4, limit=0.02)

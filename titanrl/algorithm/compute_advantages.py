@@ -1,0 +1,184 @@
+"""The pure stages of a step: rewards -> advantages and corrections, masks -> weights; no engine.
+
+Every rank holds the same global batch here and computes the same. Inputs are never written to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from titanrl.algorithm.pairs import to_preference_pairs
+from titanrl.ops.groups import GroupScores
+from titanrl.ops.masked import masked_mean, where0
+from titanrl.ops.mismatch import correction_result
+from titanrl.ops.sequence import is_last_trainable
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.algorithm.reward_scaling import RewardScaling
+    from titanrl.algorithm.table import Algorithm, KLTerm
+
+__all__ = ["compute_advantages", "compute_loss_weights"]
+
+
+@torch.no_grad()
+def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
+    """Returns the rows that pass the filters, with all that stage `estimate` writes, and its metrics.
+
+    Filters see the whole batch, each by itself, and a row must pass them all. Sampled rows are put in pairs
+    for losses on pairs: see ``to_preference_pairs``. Then, where read or configured: rewards on one scale,
+    token_reward
+    (the reward on the last trainable token, less KL-in-reward), advantage (less KL-in-advantage) and returns,
+    and the corrections chained into correction_weight and keep.
+
+    Args:
+        batch: as stage `score` leaves it, N rows; those of a group in any order.
+        algorithm: its controllers give the present coefficients.
+
+    Returns:
+        A new batch, maybe of no row, and metrics; one that has nothing to average is absent.
+    """
+    metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
+    scaling = algorithm.reward_scaling
+    if scaling is not None:
+        scaling.see(batch["reward"])
+    if algorithm.filter:
+        keep = torch.stack([chosen(batch) for chosen in algorithm.filter]).all(0)
+        metrics["filter/kept_fraction"] = keep.double().mean()
+        batch = batch[keep]
+    if algorithm.pairs_answers and "reward" in batch:  # Fixed pairs come as such.
+        batch = to_preference_pairs(batch)
+        metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
+    batch = batch.copy()
+    if scaling is not None:
+        metrics |= _scale_rewards(batch, scaling)
+    kl = algorithm.kl
+    if kl is not None and kl.placement != "loss":
+        log_ratio = where0(batch["loss_mask"], batch["old_logprob"] - batch["ref_logprob"])
+        metrics["kl/value"] = masked_mean(log_ratio.double(), batch["loss_mask"])
+        if kl.placement == "reward" and "reward" in batch:
+            metrics["reward/kl_penalized"] = (
+                (batch["reward"] - _penalty(batch, kl).sum(-1)).double().nanmean()
+            )
+    is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
+    if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
+        batch["token_reward"] = _token_reward(batch, kl)
+    if algorithm.advantage is not None:
+        metrics |= _set_advantage(batch, algorithm)
+    if algorithm.correction:
+        metrics |= _set_correction(batch, algorithm)
+    if algorithm.old_logprob == "recompute":
+        metrics |= _logprob_gap(batch)
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return batch, {name: value for name, value in numbers.items() if not math.isnan(value)}
+
+
+@torch.no_grad()
+def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorDict:
+    """Returns the rows of one optimizer step with ``loss_weight``: any split of them sums to the same.
+
+    The aggregation counts all trainable tokens, or with denominator = "kept" those that the corrections
+    keep; the others then weigh 0 in every term. ``correction_weight`` stays apart: it multiplies the policy
+    loss only.
+
+    Args:
+        minibatch: [N, L] all rows of the step, of every rank and micro-batch.
+    """
+    mask = minibatch["loss_mask"]
+    if algorithm.denominator == "kept":
+        mask = mask & minibatch["keep"]
+    return minibatch.copy().set("loss_weight", algorithm.aggregation(mask, minibatch["group_id"]))
+
+
+def _reads_token_reward(algorithm: Algorithm) -> bool:
+    readers = (algorithm.advantage, algorithm.loss)
+    return any("token_reward" in getattr(reader, "in_keys", ()) for reader in readers)
+
+
+def _penalty(batch: TensorDict, kl: KLTerm) -> torch.Tensor:
+    """Returns [N, L] ``beta k(l_old, l_ref)``, 0 where masked."""
+    assert kl.controller is not None
+    mask = batch["loss_mask"]
+    old, ref = where0(mask, batch["old_logprob"]), where0(mask, batch["ref_logprob"])
+    penalty: torch.Tensor = kl.controller.coefficient * where0(mask, kl.estimator(old, ref))
+    return penalty
+
+
+def _token_reward(batch: TensorDict, kl: KLTerm | None) -> torch.Tensor:
+    """Returns [N, L] the reward on the last trainable token, less KL-in-reward; 0 where masked."""
+    placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+    return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
+
+
+def _scale_rewards(batch: TensorDict, scaling: RewardScaling) -> dict[str, torch.Tensor]:
+    for key in ("reward", "baseline_reward"):
+        if key in batch:
+            batch[key] = scaling(batch[key])
+    at_bound = (batch["reward"].abs() >= scaling.clip)[~batch["reward"].isnan()].double()
+    return {"reward/scale": torch.tensor(scaling.deviation), "reward/clipped_fraction": at_bound.mean()}
+
+
+def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
+    assert algorithm.advantage is not None
+    advantage, returns = algorithm.advantage(batch)
+    if algorithm.kl is not None and algorithm.kl.placement == "advantage":
+        advantage = advantage - _penalty(batch, algorithm.kl)
+    batch["advantage"] = advantage
+    of_tokens = advantage[batch["loss_mask"]].double()
+    metrics = {"advantage/mean": of_tokens.mean(), "advantage/abs_mean": of_tokens.abs().mean()}
+    if returns is not None:
+        batch["returns"] = returns
+        if batch.get("value", None) is not None:
+            mask = batch["loss_mask"]
+            metrics["critic/explained_variance"] = _explained_variance(batch)
+            metrics["critic/value_mean"] = batch["value"][mask].double().mean()
+            metrics["critic/returns_mean"] = returns[mask].double().mean()
+    return metrics
+
+
+def _set_correction(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
+    """Sets the product of the corrections' weights and the `and` of their keep masks; returns metrics."""
+    mask = batch["loss_mask"]
+    weight, keep = mask.float(), mask
+    metrics: dict[str, torch.Tensor] = {}
+    for correction in algorithm.correction:
+        result = correction(batch)
+        weight, keep = weight * result.weight, keep & result.keep
+        metrics = result.metrics | metrics
+    chained = correction_result(mask, weight, keep)
+    batch["correction_weight"], batch["keep"] = chained.weight, chained.keep
+    return {f"correction/{name}": value for name, value in (metrics | chained.metrics).items()}
+
+
+def _group_metrics(batch: TensorDict) -> dict[str, torch.Tensor]:
+    """Returns the share of groups without spread and the mean deviation inside a group, before any filter."""
+    groups = GroupScores.of(batch["reward"], batch["group_id"])
+    share = torch.where(groups.scored, 1 / groups.count.clamp_min(1), 0.0)
+    num_groups = share.sum()
+    return {
+        "advantage/frac_zero_std": (share * ~groups.comparable).sum() / num_groups,
+        "reward/group_std": (share * groups.std()).sum() / num_groups,
+    }
+
+
+def _explained_variance(batch: TensorDict) -> torch.Tensor:
+    """Returns ``1 - Var(R - V) / Var(R)`` over the trainable tokens; NaN where returns do not vary."""
+    mask = batch["loss_mask"]
+    returns, value = batch["returns"][mask].double(), batch["value"][mask].double()
+    if len(returns) < 2 or bool((returns == returns[0]).all()):
+        return torch.tensor(torch.nan)
+    explained: torch.Tensor = 1 - (returns - value).var() / returns.var()
+    return explained
+
+
+def _logprob_gap(batch: TensorDict) -> dict[str, torch.Tensor]:
+    """Returns the mean distance of the trainer's log-probs from the sampler's, where both are finite."""
+    if not {"old_logprob", "sampler_logprob"} <= set(batch.keys()):
+        return {}
+    gap = (batch["old_logprob"] - batch["sampler_logprob"]).double()
+    finite = batch["loss_mask"] & gap.isfinite()
+    return {"sample/logprob_diff": gap[finite].abs().mean()}

@@ -1,0 +1,198 @@
+"""loss + KL - entropy, weighted and summed: the one kernel that the engine compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from titanrl.ops.masked import where0
+from titanrl.protocols import PolicyOutputs, TokenLoss
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from titanrl.protocols import KLEstimator, PolicyLoss
+
+__all__ = ["Objective", "compiled"]
+
+RATIO_CLAMP = 20.0
+"""Bound of the log-ratio in the importance weight of the KL term, nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H + nu * value))`` of a micro-batch,
+    with metrics.
+
+    Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the
+    batch's ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
+    """
+
+    loss: PolicyLoss
+    kl: KLEstimator | None = None
+    """KL estimator of a KL term placed in the loss; None: no such term."""
+    importance_weight: bool = False
+    """Whether the KL term is multiplied by rho = exp(l - l_old), gradient through both."""
+    entropy: bool = False
+    """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
+    on_policy: bool = False
+    """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
+    measures_logprob_diff: bool = False
+    """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
+    value: PolicyLoss | None = None
+    """Loss of a critic on the policy's body; None: there is no such term."""
+    value_coefficient: float = 0.0
+    """nu, its factor."""
+
+    @property
+    def couples_group(self) -> bool:
+        """Whether rows of a group are compared with each other, and must be computed together."""
+        losses = (self.loss, self.value)
+        return any(getattr(loss, name, False) for loss in losses for name in ("paired", "couples_group"))
+
+    def __call__(
+        self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """Args:
+            policy: [B, L] each. batch: [B, L] keys, among them loss_mask and loss_weight.
+            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a
+                schedule never recompiles.
+
+        Returns:
+            (total [], {metric: (sum [], count [])}).
+        """
+        mask, weight = batch["loss_mask"], batch["loss_weight"]
+        beta, eta = coefficients.unbind()
+        if self.on_policy:
+            batch = batch.copy().set("old_logprob", where0(mask, policy.logprob.detach()))
+        token_loss, token_metrics = _token_loss(self.loss, policy, batch)
+        metrics = {f"loss/{name}": value for name, value in token_metrics.items()}
+        correction = batch.get("correction_weight", None)
+        total = token_loss if correction is None else where0(mask, correction) * token_loss
+        if self.kl is not None:
+            logprob, ref_logprob = where0(mask, policy.logprob), where0(mask, batch["ref_logprob"])
+            kl = self.kl(logprob, ref_logprob)
+            if self.importance_weight:
+                log_ratio = logprob - where0(mask, batch["old_logprob"])
+                kl = kl * log_ratio.clamp(-RATIO_CLAMP, RATIO_CLAMP).exp()
+            total = total + beta * where0(mask, kl)
+            difference = (logprob - ref_logprob).detach()
+            metrics["kl/value"] = difference
+            metrics["kl/k3"] = torch.expm1(-difference) + difference
+        value_loss = None
+        if self.value is not None:
+            value_loss, value_metrics = _token_loss(self.value, policy, batch)
+            total = total + self.value_coefficient * value_loss
+            metrics |= {f"critic/{name}": value for name, value in value_metrics.items()}
+        if self.measures_logprob_diff:
+            gap = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
+            metrics["sample/logprob_diff"] = gap.abs()
+        if policy.entropy is not None:
+            entropy = where0(mask, policy.entropy)
+            metrics["loss/entropy"] = entropy
+            if self.entropy:
+                total = total - eta * entropy
+        weight = where0(mask, weight)
+        live = mask.any(-1, keepdim=True)
+        sums = {name: _sum(value.detach().float(), mask, live) for name, value in metrics.items()}
+        loss_sum = (weight * total).sum()
+        one = torch.ones_like(loss_sum)
+        sums["loss/total"] = (loss_sum.detach(), one)
+        if value_loss is not None:
+            sums["critic/loss"] = ((weight * value_loss).sum().detach(), one)
+        return loss_sum, sums
+
+
+def _token_loss(loss: PolicyLoss, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
+    """Returns what ``loss`` says, [B, L] and 0 where masked, with its metrics as they are."""
+    result = loss(policy, batch)
+    if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast in silence.
+        raise TypeError(_no_token_loss(loss, result))
+    mask = batch["loss_mask"]
+    return TokenLoss(where0(mask, result.loss.expand_as(mask)), result.metrics)
+
+
+def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
+    is_whole = isinstance(result, TokenLoss)
+    got = f"a loss of shape {list(result.loss.shape)}" if is_whole else type(result).__name__
+    return (
+        f"{type(loss).__name__} must return TokenLoss(loss [B, L] or [B, 1], metrics), got {got}; "
+        "leave sums and means to the aggregation."
+    )
+
+
+def _sum(metric: torch.Tensor, mask: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (sum [], count []) of a metric: [B, L] over trainable tokens, [B, 1] over live rows."""
+    places = mask if metric.shape == mask.shape else live
+    return where0(places, metric).sum(), places.sum().float()
+
+
+def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
+    """Returns ``objective`` as one graph for any shape; call it as the objective itself.
+
+    The graph computes the gradient along with the value: both are one pass over the batch, and nothing but
+    the gradient is kept for the backward pass.
+    """
+    # torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the
+    # second of two losses that differ in one float would compute the first one's. Needed until torch
+    # is fixed.
+    torch._dynamo.config.specialize_float = True
+    bonus = ("entropy",) if objective.entropy else ()
+    needs = [name for loss in (objective.loss, objective.value) for name in getattr(loss, "needs", ())]
+    names = dict.fromkeys(("logprob", *needs, *bonus))
+
+    def with_gradient(
+        moving: Mapping[str, torch.Tensor],
+        policy: PolicyOutputs,
+        batch: TensorDict,
+        coefficients: torch.Tensor,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Any]:
+        batch = batch.copy().set("loss_mask", batch["loss_mask"] > 0)
+
+        def total(moving: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+            return objective(policy._replace(**moving), batch, coefficients)
+
+        gradient, (value, sums) = torch.func.grad_and_value(total, has_aux=True)(moving)
+        return gradient, value, sums
+
+    # Isolated, or the objectives of one process would share one limit of eight graphs.
+    graph = torch.compile(  # type: ignore[call-overload]  # its overloads lack isolate_recompiles
+        with_gradient, fullgraph=True, dynamic=True, backend=backend, isolate_recompiles=True
+    )
+
+    def call(
+        policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
+    ) -> tuple[torch.Tensor, Any]:
+        given = {name: getattr(policy, name) for name in names}
+        still = PolicyOutputs._make(None if field is None else field.detach() for field in policy)
+        # The vectorised loops of torch 2.13 on CPU read bools one by one, and that takes longest.
+        batch = batch.copy().set("loss_mask", batch["loss_mask"].view(torch.uint8).float())
+        moving = {name: field.detach() for name, field in given.items()}
+        gradient, value, sums = graph(moving, still, batch, coefficients)
+        total = _WithGradient.apply(  # type: ignore[no-untyped-call]
+            value, *gradient.values(), *given.values()
+        )
+        return total, sums
+
+    return call
+
+
+class _WithGradient(torch.autograd.Function):
+    """A scalar whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        """Args: the gradients with respect to the tensors, then as many tensors."""
+        ctx.save_for_backward(*tensors[: len(tensors) // 2])
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: autograd refuses a second backward pass, as it does wherever a graph was freed.
+        gradient = [each.mul_(by_value) for each in ctx.saved_tensors]
+        return (None, *(None for _ in gradient), *gradient)

@@ -1,0 +1,127 @@
+"""The [algorithm] table: which components turn a sampled batch into an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from titanrl.algorithm.reward_scaling import RewardScaling
+from titanrl.protocols import (
+    AdvantageEstimator,
+    Aggregation,
+    Correction,
+    Filter,
+    KLController,
+    KLEstimator,
+    PolicyLoss,
+)
+from titanrl.registry import name_of
+from titanrl.registry.decode import Component, Flattened, build
+
+__all__ = ["Algorithm", "KLTerm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLTerm:
+    """The one KL term: ``+ beta k`` in the loss, ``- beta k`` in the reward or in the advantage.
+
+    The estimator's own keys (gradient, input_clamp, output_clamp) stand in the same table.
+    """
+
+    estimator: Annotated[KLEstimator, Component("kl")]
+    """k(logprob, ref_logprob)."""
+    placement: Literal["loss", "reward", "advantage"] = "loss"
+    """Where the term goes: into the loss with a gradient, or into token_reward or advantage without."""
+    coefficient: float | None = None
+    """beta as a constant, >= 0; either this or a controller."""
+    controller: Annotated[KLController, Component("kl_controller")] = None  # type: ignore[assignment]
+    """beta as a schedule; either this or a coefficient, which becomes a fixed one."""
+    importance_weight: bool = False
+    """Whether k is multiplied by rho = exp(l - l_old): unbiased off-policy; only in the loss."""
+
+    def __post_init__(self) -> None:
+        has_controller: bool = self.controller is not None
+        if (self.coefficient is not None) == has_controller:
+            got = "both" if has_controller else "neither"
+            raise ValueError(f"coefficient or a controller table is needed, got {got}; give exactly one.")
+        if self.coefficient is not None:
+            fixed = build("kl_controller", {"name": "fixed", "coefficient": self.coefficient})
+            object.__setattr__(self, "controller", fixed)
+        if self.importance_weight and self.placement != "loss":
+            raise ValueError(
+                f"importance_weight must be false for placement {self.placement!r}, got true; "
+                "only a term in the loss has a ratio to weigh it with."
+            )
+        gradient = getattr(self.estimator, "gradient", "pathwise")
+        if self.placement != "loss" and gradient != "pathwise":
+            raise ValueError(
+                f"gradient must be 'pathwise' for placement {self.placement!r}, got {gradient!r}; "
+                "a term outside the loss has no gradient."
+            )
+        if controls_entropy(self.controller):
+            raise ValueError(
+                f"controller.name must steer a KL term, got {name_of(self.controller)!r}; "
+                "it belongs into [algorithm.entropy]."
+            )
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Keys whose value follows from another key's, so that a written table leaves them out."""
+        return ("controller",) if self.coefficient is not None else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Which components estimate, correct, weigh and minimise.
+
+    ``sum(loss_weight * (c * loss + beta * k - eta * entropy))``: c is the corrections' product.
+    """
+
+    loss: Annotated[PolicyLoss, Component("loss")]
+    """What is minimised, per token."""
+    aggregation: Annotated[Aggregation, Component("aggregation")]
+    """Weights of the tokens of an optimizer step."""
+    advantage: Annotated[AdvantageEstimator, Component("advantage")] | None = None
+    """Rewards -> advantages; omitted for losses that read none."""
+    reward_scaling: RewardScaling | None = None
+    """Rewards on one scale before advantages are estimated; omitted: they stay as they are."""
+    kl: Annotated[KLTerm, Flattened("kl", "estimator")] | None = None
+    """KL to the reference."""
+    entropy: Annotated[KLController, Component("kl_controller")] | None = None
+    """Coefficient eta of the entropy bonus: eta > 0 raises entropy."""
+    correction: tuple[Annotated[Correction, Component("correction")], ...] = ()
+    """Corrections of the sampler/trainer mismatch: weights multiply, keep masks are and-ed."""
+    filter: tuple[Annotated[Filter, Component("filter")], ...] = ()
+    """Which groups are trained on; a group must pass them all."""
+    denominator: Literal["trainable", "kept"] = "trainable"
+    """Tokens that the aggregation counts: all trainable ones, or those that the corrections keep."""
+    old_logprob: Literal["recompute", "sampler"] = "recompute"
+    """The old policy: the trainer's log-probs before the update, or the sampler's (two-policy mode)."""
+
+    def __post_init__(self) -> None:
+        if self.denominator == "kept" and not self.correction:
+            raise ValueError(
+                "denominator must be 'trainable' without a [[algorithm.correction]], got 'kept'; "
+                "nothing is dropped, so both are the same."
+            )
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages compare the answers to one prompt; a class whose do not says so by
+        ``is_group_relative = False``."""
+        return self.advantage is not None and getattr(type(self.advantage), "is_group_relative", True)
+
+    @property
+    def pairs_answers(self) -> bool:
+        """Whether the loss compares the rows of pairs."""
+        return bool(getattr(type(self.loss), "paired", False))
+
+    @property
+    def kl_in_loss(self) -> KLTerm | None:
+        """The KL term if it is part of the loss."""
+        return self.kl if self.kl is not None and self.kl.placement == "loss" else None
+
+
+def controls_entropy(controller: Any) -> bool:
+    """Whether the controller's input is the policy's entropy rather than a KL."""
+    return getattr(type(controller), "controls", "kl") == "entropy"

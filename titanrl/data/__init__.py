@@ -1,0 +1,1 @@
+"""Prompts and offline examples: tokenizing, ordering, loading and collating them into batches."""

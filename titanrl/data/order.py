@@ -1,0 +1,42 @@
+"""The order in which a finite source is walked: an endless shuffle whose whole state is one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["IndexSampler"]
+
+
+class IndexSampler:
+    """Yields indices below ``size``, in a new order each epoch: a function of (seed, position) alone.
+
+    Args:
+        size: >= 1. shuffle: false walks the source as it stands, again and again.
+    """
+
+    def __init__(self, size: int, *, seed: int, shuffle: bool = True) -> None:
+        self.size, self.seed, self.shuffle = size, seed, shuffle
+        self.position = 0
+        """Indices taken so far."""
+        self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.int64)
+
+    def __iter__(self) -> IndexSampler:
+        return self
+
+    def __next__(self) -> int:
+        epoch, offset = divmod(self.position, self.size)
+        self.position += 1
+        if not self.shuffle:
+            return offset
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            self._epoch, self._permutation = epoch, torch.randperm(self.size, generator=generator)
+        return int(self._permutation[offset])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position = int(state_dict["position"])

@@ -1,0 +1,1 @@
+"""Output heads: token log-probs, values, and both on one backbone."""

@@ -1,0 +1,1 @@
+"""Weights: loading, gathering, streaming, tying across pipeline stages."""

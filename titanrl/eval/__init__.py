@@ -1,0 +1,1 @@
+"""Evaluation: held-out scores, pass@k, reward-model metrics, overlap with the training data."""

@@ -1,1 +1,0 @@
-"""The training loops: who does what, in which order."""

@@ -1,0 +1,1 @@
+"""Checks that need this machine: model files, installed packages, the mesh, and memory."""

@@ -1,0 +1,1 @@
+"""Recipes: several training stages in a row, each starting from the model of an earlier one."""

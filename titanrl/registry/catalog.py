@@ -1,0 +1,130 @@
+"""Names -> component classes. A component registers itself on import; files are found by folder."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from titanrl.errors import ConfigError, did_you_mean
+
+__all__ = ["FOLDERS", "component_class", "kind_of", "kinds", "load", "name_of", "names", "register"]
+
+T = TypeVar("T")
+
+FOLDERS = MappingProxyType(
+    {
+        "advantage": "advantages",
+        "loss": "losses",
+        "kl": "kl",
+        "aggregation": "aggregations",
+        "correction": "corrections",
+        "filter": "filters",
+        "kl_controller": "controllers",
+        "reward": "rewards",
+        "sampler": "samplers",
+        "source": "sources",
+    }
+)
+"""Each kind of component, and the folder of ``components/`` that holds the built-in ones."""
+
+ENTRY_POINTS = "titanrl.components"
+"""Entry-point group through which installed packages bring components of their own."""
+
+_classes: dict[str, dict[str, type]] = {kind: {} for kind in FOLDERS}
+_identity: dict[type, tuple[str, str]] = {}
+_loaded: set[str] = set()
+
+
+def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
+    """Returns a decorator that files a dataclass under ``name`` among the components of ``kind``.
+
+    Raises:
+        ValueError: unknown kind, or the name is taken by another class.
+        TypeError: the class is not a dataclass.
+    """
+    if kind not in _classes:
+        raise ValueError(
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+        )
+
+    def decorate(cls: type[T]) -> type[T]:
+        if not is_dataclass(cls):
+            raise TypeError(
+                f"{kind} {name!r}: {cls.__qualname__} must be a dataclass; put @dataclass under @register."
+            )
+        if not cls.__module__.startswith("titanrl.components."):
+            load(kind)  # So that taking a built-in's name is found here, at the class that takes it.
+        taken = _classes[kind].get(name)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            owner = f"{taken.__module__}.{taken.__qualname__}"
+            raise ValueError(f"{kind} {name!r} is already registered by {owner}; choose another name.")
+        _classes[kind][name] = cls
+        _identity[cls] = (kind, name)
+        return cls
+
+    return decorate
+
+
+def kinds() -> tuple[str, ...]:
+    """Returns the kinds of component, in the order in which a batch meets them in the documentation."""
+    return tuple(FOLDERS)
+
+
+def load(kind: str) -> None:
+    """Imports every built-in component file of ``kind``, and once those of installed packages."""
+    if kind not in FOLDERS:
+        raise ConfigError(
+            f"unknown component kind {kind!r}{did_you_mean(kind, FOLDERS) or ';'} kinds: {', '.join(FOLDERS)}."
+        )
+    if kind not in _loaded:
+        package = importlib.import_module(f"titanrl.components.{FOLDERS[kind]}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        _loaded.add(kind)  # only now: a file that fails to import must say so at every look-up
+    if ENTRY_POINTS not in _loaded:
+        _loaded.add(ENTRY_POINTS)
+        for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+            try:
+                entry_point.load()
+            except Exception as error:  # Whatever a foreign package raises, the user must learn which it was.
+                raise ConfigError(
+                    f"entry point {entry_point.name!r} ({entry_point.value}) failed with "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package."
+                ) from error
+
+
+def names(kind: str) -> list[str]:
+    """Returns the registered names of ``kind``, sorted."""
+    load(kind)
+    return sorted(_classes[kind])
+
+
+def component_class(kind: str, name: str) -> type:
+    """Returns the class registered under ``name``.
+
+    Raises:
+        ConfigError: no component of that kind has the name; the message holds the nearest one.
+    """
+    load(kind)
+    try:
+        return _classes[kind][name]
+    except (KeyError, TypeError):
+        known = names(kind)
+        raise ConfigError(
+            f"unknown {kind} {name!r}{did_you_mean(str(name), known) or ';'} known: {', '.join(known) or 'none'}."
+        ) from None
+
+
+def kind_of(component: object) -> str:
+    """Returns the kind under which the component's class is registered."""
+    return _identity[type(component)][0]
+
+
+def name_of(component: object) -> str:
+    """Returns the registered name of a component, as it stands in a TOML file."""
+    return _identity[type(component)][1]

@@ -1,0 +1,194 @@
+"""Plain tables -> components: the walk through tables is ours, the values are judged in ``values``."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any
+
+from titanrl.errors import ConfigError, Problem, closest_matches, did_you_mean
+from titanrl.registry import component_class, names
+from titanrl.registry.values import decode_scalar, format_value, unknown_keys
+
+__all__ = ["Component", "Flattened", "build", "decode", "unwrap_optional", "decode_fields", "fields_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Marks a field that holds a registered component: ``loss: Annotated[PolicyLoss, Component("loss")]``."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flattened:
+    """Marks a dataclass whose table is a component's table with keys of its own beside.
+
+    The component goes into the dataclass's ``field``. A key that both know is the component's.
+    """
+
+    kind: str
+    field: str = "component"
+
+
+def build(kind: str, table: Mapping[str, Any]) -> Any:
+    """Returns the component of a TOML table: ``build("loss", {"name": "gspo", "clip_low": 3e-4})``.
+
+    Raises:
+        ConfigError: unknown name or key, missing key, wrong type, value out of range; all mistakes at once.
+    """
+    label = f"{kind} {table['name']!r}" if "name" in table else kind
+    try:
+        return _component(kind, table)
+    except ConfigError as error:
+        raise ConfigError(
+            Problem("", problem.message, ".".join(filter(None, (problem.where, problem.key))))
+            if problem.key == "name"
+            else Problem("", str(problem), label)
+            for problem in error.problems
+        ) from None
+
+
+def decode(hint: Any, value: Any) -> Any:
+    """Returns ``value``, as TOML gives it, as an instance of the type ``hint``.
+
+    Paths in the errors are relative: a Problem without ``where`` and ``key`` speaks of the value itself.
+
+    Raises:
+        ConfigError: with one Problem for each mistake.
+    """
+    hint, marker = unwrap_optional(hint)
+    if isinstance(marker, Component):
+        return _component(marker.kind, value)
+    if typing.get_origin(hint) is tuple and _is_table(item := typing.get_args(hint)[0]):
+        if not isinstance(value, list):
+            raise ConfigError(
+                Problem("", f"must be an array of tables, got {format_value(value)}; use [[ ]].")
+            )
+        return tuple(decode_fields({str(i): (item, entry) for i, entry in enumerate(value)}).values())
+    if isinstance(marker, Flattened):
+        return _extended(hint, marker, value)
+    if is_dataclass(hint):
+        return _table(typing.cast(type, hint), _as_table(value), "")
+    return decode_scalar(hint, value)
+
+
+def unwrap_optional(hint: Any) -> tuple[Any, Component | Flattened | None]:
+    """Returns a field's type without ``| None`` and its marker, if it has one."""
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        options = [option for option in typing.get_args(hint) if option is not NoneType]
+        if len(options) == 1:
+            return unwrap_optional(options[0])
+    if typing.get_origin(hint) is typing.Annotated:
+        plain, *extras = typing.get_args(hint)
+        return plain, next((e for e in extras if isinstance(e, Component | Flattened)), None)
+    return hint, None
+
+
+@cache
+def fields_of(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """Returns the keys of a dataclass's table: name -> (field, type)."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: (field, hints[field.name]) for field in fields(cls) if field.init}
+
+
+def _is_table(hint: Any) -> bool:
+    plain, marker = unwrap_optional(hint)
+    return marker is not None or is_dataclass(plain)
+
+
+def _as_table(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(Problem("", f"must be a table, got {format_value(value)}; give it keys."))
+    return value
+
+
+def _component(kind: str, value: Any) -> Any:
+    cls, rest = _named(kind, value)
+    return _table(cls, rest, f" of {kind} {value['name']!r}")
+
+
+def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
+    """Returns the class that ``name`` stands for, and the other keys."""
+    rest = dict(_as_table(value))
+    name = rest.pop("name", None)
+    known = names(kind)
+    if name is None:
+        typed = closest_matches("name", rest)
+        hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
+        raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
+    if name not in known:
+        wrong = f"is no registered {kind}, got {format_value(name)}{did_you_mean(str(name), known) or ';'}"
+        raise ConfigError(Problem("", f"{wrong} known: {', '.join(known) or 'none'}.", "name"))
+    return component_class(kind, name), rest
+
+
+def _table(cls: type, table: Mapping[str, Any], owner: str) -> Any:
+    known = fields_of(cls)
+    problems = unknown_keys(table, known, owner)
+    suggested = {name for key in table if key not in known for name in closest_matches(key, known)}
+    problems += _missing(cls, set(table) | suggested)
+    return _construct(cls, {key: (known[key][1], table[key]) for key in table if key in known}, problems)
+
+
+def _extended(cls: type, marker: Flattened, value: Any) -> Any:
+    component, table = _named(marker.kind, value)
+    inner = fields_of(component)
+    outer = {key: at for key, at in fields_of(cls).items() if key != marker.field and key not in inner}
+    problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
+    found: dict[str, Any] = {}
+    try:
+        found[marker.field] = _table(component, {key: table[key] for key in table if key in inner}, "")
+    except ConfigError as error:
+        problems += error.problems
+    values = {key: (outer[key][1], table[key]) for key in table if key in outer}
+    return _construct(cls, values, problems, found)
+
+
+def _construct(
+    cls: Callable[..., Any],
+    values: Mapping[str, tuple[Any, Any]],
+    problems: list[Problem],
+    found: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns ``cls(**decoded values)``, or raises all that is wrong with them."""
+    decoded: dict[str, Any] = dict(found or {})
+    try:
+        decoded |= decode_fields(values)
+    except ConfigError as error:
+        problems = [*problems, *error.problems]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return cls(**decoded)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error))) from None
+
+
+def decode_fields(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Returns every value decoded; key -> (type, value) comes in."""
+    decoded, problems = {}, []
+    for key, (hint, value) in values.items():
+        try:
+            decoded[key] = decode(hint, value)
+        except ConfigError as error:
+            for problem in error.problems:
+                is_own = not problem.where and not problem.key and not _is_table(hint)
+                problems.append(Problem("", problem.message, key) if is_own else problem.under(key))
+    if problems:
+        raise ConfigError(problems)
+    return decoded
+
+
+def _missing(cls: type, given: set[str]) -> list[Problem]:
+    message = "is missing; it has no default."
+    return [
+        Problem(name, message) if _is_table(hint) else Problem("", message, name)
+        for name, (field, hint) in fields_of(cls).items()
+        if name not in given and field.default is MISSING and field.default_factory is MISSING
+    ]

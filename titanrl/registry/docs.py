@@ -1,0 +1,162 @@
+"""What the source says of a dataclass, as text: its keys' docstrings, types, ranges and defaults."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from titanrl.protocols.batch import key_name
+from titanrl.registry.decode import unwrap_optional
+
+__all__ = ["allowed", "default_of", "first_line", "key_docs", "key_ranges", "needs", "reads", "type_name"]
+
+
+def key_docs(cls: type) -> dict[str, str]:
+    """Returns the docstring under each field of a dataclass, base classes included; {} without source."""
+    return {key: text for node in _sources(cls) for key, text in _docs_of(node)}
+
+
+def key_ranges(cls: type) -> dict[str, str]:
+    """Returns the interval to which ``check_range`` holds each field, such as ``(0, 1 + clip_high]``."""
+    return {key: text for node in _sources(cls) for key, text in _ranges_of(node)}
+
+
+def first_line(cls: type, *, keep_code: bool = False) -> str:
+    """Returns the first sentence of a class's docstring, its code marks left out unless asked for."""
+    text = " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(".;")
+    return sentence if keep_code else sentence.replace("`", "")
+
+
+def type_name(hint: Any) -> str:
+    """Returns a field's type in the words of a TOML author."""
+    plain, marker = unwrap_optional(hint)
+    if marker is not None:
+        return f"table: {marker.kind}"
+    origin, args = typing.get_origin(plain), typing.get_args(plain)
+    if origin is typing.Literal:
+        return " | ".join(f'"{option}"' if isinstance(option, str) else str(option) for option in args)
+    if origin in (tuple, list):
+        return f"array of {type_name(args[0])}"
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(type_name(option) for option in args if option is not type(None))
+    words = {bool: "true | false", float: "number", int: "integer", str: "string", dict: "table"}
+    return words.get(origin or plain, getattr(plain, "__name__", str(plain)))
+
+
+def allowed(hint: Any, interval: str | None) -> str:
+    """Returns what a key may be: its type, and the interval if it has one."""
+    return type_name(hint) + (f" in {interval}" if interval else "")
+
+
+def default_of(field: Field[Any]) -> str:
+    """Returns a field's default as TOML would say it: ``required`` and ``off`` for those that have none."""
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if value is MISSING:
+        return "required"
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return re.sub(r"e-0(\d)", r"e-\1", str(value))
+
+
+def reads(cls: Any) -> str:
+    """Returns the batch keys that a component reads; those of its default settings where they decide."""
+    keys = _declared(cls, "in_keys")
+    if keys is None:
+        return "what its keys name"
+    note = " (its keys may change that)" if isinstance(getattr(cls, "in_keys", ()), property) else ""
+    if optional := _declared(cls, "optional_keys"):
+        note += f"; where the batch has them {', '.join(map(key_name, optional))}"
+    return (", ".join(map(key_name, keys)) or "loss_mask alone") + note
+
+
+def needs(cls: Any) -> str:
+    """Returns which outputs of the head a loss needs beside the log-probs; empty for none."""
+    note = " (its keys may change that)" if isinstance(getattr(cls, "needs", ()), property) else ""
+    wanted = ", ".join(_declared(cls, "needs") or ())
+    return (wanted or "none") + note if wanted or note else ""
+
+
+def _declared(cls: Any, attribute: str) -> tuple[Any, ...] | None:
+    """Returns what a class declares, or its default settings do; None if it cannot be built without keys."""
+    value = getattr(cls, attribute, ())
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    try:
+        return tuple(getattr(cls(), attribute))
+    except (TypeError, ValueError):
+        return None
+
+
+def _sources(cls: type) -> Iterator[ast.ClassDef]:
+    """Yields the source of each base class, then of the class, where there is source."""
+    for each in reversed(cls.__mro__):
+        file = getattr(sys.modules.get(each.__module__), "__file__", None)
+        if file is not None and Path(file).suffix == ".py" and each.__qualname__ in (found := _classes(file)):
+            yield found[each.__qualname__]
+
+
+@cache
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    """Returns qualified name -> source of every class of a file."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                found[f"{prefix}{node.name}"] = node
+                visit(node.body, f"{prefix}{node.name}.")
+
+    visit(ast.parse(Path(file).read_text("utf-8")).body, "")
+    return found
+
+
+def _docs_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, after in pairwise(node.body):
+        match field, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(inspect.cleandoc(text).split())
+
+
+def _ranges_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    loops = {
+        loop.target.id: [str(option.value) for option in loop.iter.elts if isinstance(option, ast.Constant)]
+        for loop in ast.walk(node)
+        if isinstance(loop, ast.For)
+        and isinstance(loop.target, ast.Name)
+        and isinstance(loop.iter, ast.Tuple)
+    }
+    for call in ast.walk(node):
+        match call:
+            case ast.Call(func=ast.Name(id="check_range"), args=[_, ast.Constant(value=str(name)), interval]):
+                yield name, _interval(interval)
+            case ast.Call(func=ast.Name(id="check_range"), args=[_, ast.Name(id=variable), interval]):
+                yield from ((name, _interval(interval)) for name in loops.get(variable, ()))
+
+
+def _interval(node: ast.expr) -> str:
+    """Returns an interval with the bounds that other fields set by their names."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    values = (part.value if isinstance(part, ast.FormattedValue) else part for part in parts)
+    shown = (str(each.value) if isinstance(each, ast.Constant) else ast.unparse(each) for each in values)
+    return "".join(shown).replace("self.", "")

@@ -1,0 +1,89 @@
+"""A single TOML value against a type: pydantic judges, the wording of its verdict is ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from titanrl.errors import ConfigError, Problem, did_you_mean
+
+__all__ = ["decode_scalar", "format_value", "unknown_keys"]
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "list_type": "an array",
+    "string_type": "a string",
+    "tuple_type": "an array",
+}
+"""Pydantic's error types in the words of TOML."""
+
+
+def decode_scalar(hint: Any, value: Any) -> Any:
+    """Returns ``value`` as the type ``hint``, which holds no table; only integers turn into floats.
+
+    Raises:
+        ConfigError: wrong type, option or a value that TOML has and an experiment hasn't (nan, dates).
+    """
+    if value in ("inf", "-inf") and (hint is float or float in typing.get_args(hint)):
+        value = float(value)  # JSON has no infinity, so tables that came through it spell it as text.
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(Problem("", "must be a number, got nan."))
+    try:
+        # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
+        return _adapter(hint).validate_json(json.dumps(value))
+    except TypeError:
+        raise ConfigError(Problem("", f"must not be a date or time, got {value}; use a string.")) from None
+    except ValidationError as error:
+        raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def format_value(value: Any) -> str:
+    """Returns a value as messages show it, near to how TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return "an array of tables"
+    return repr(value)
+
+
+def unknown_keys(table: Mapping[str, Any], known: Iterable[str], owner: str = "") -> list[Problem]:
+    """Returns a Problem for each key of ``table`` that is not ``known``; ``owner``: `` of loss 'gspo'``."""
+    known = list(dict.fromkeys(known))
+    listed = f"keys: {', '.join(known) or 'none'}."
+    return [
+        Problem(
+            "",
+            f"is not a key{owner}, got {format_value(value)}{did_you_mean(key, known) or ';'} {listed}",
+            key,
+        )
+        for key, value in table.items()
+        if key not in known
+    ]
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True))
+
+
+def _worded(item: dict[str, Any]) -> Problem:
+    got = item["input"]
+    if item["type"] == "literal_error":
+        allowed = str(item["ctx"]["expected"])
+        words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
+        return Problem(
+            "", f"must be {allowed}, got {format_value(got)}{did_you_mean(str(got), words) or '.'}"
+        )
+    plain = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    return Problem("", f"must be {EXPECTED.get(item['type'], plain)}, got {format_value(got)}.")

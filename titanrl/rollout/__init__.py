@@ -1,0 +1,1 @@
+"""Rollouts: sampling responses, scoring them with rewards, and rejection sampling."""

@@ -1,0 +1,1 @@
+"""The process: worker pool with timeouts, launching of ranks, lazy imports."""

@@ -1,0 +1,80 @@
+"""The process that runs one guarded call at a time; started by the worker pool, standard library only.
+
+Protocol over one duplex connection, every message pickled: the parent sends (function, imports) once and the
+worker answers None when all is imported, or what failed; then it answers each (arguments, seconds) by
+(value, failure).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import pickle
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+__all__ = ["error_text"]
+
+MEMORY_BYTES = 4 << 30
+GRACE_SECONDS = 5.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopt_orphans() -> None:
+    """Descendants that lose their parent become ours, not init's, so that whoever kills us finds them."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns an exception's type and message, cut to 500 characters, whatever its str does."""
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:
+        return type(error).__name__
+
+
+def _run(function: Any, arguments: tuple[Any, ...], seconds: float) -> bytes:
+    # Should the parent die meanwhile, the kernel ends us: the default action works inside C code too.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
+    try:
+        return pickle.dumps((function(*arguments), None))
+    except (
+        BaseException
+    ) as error:  # SystemExit and KeyboardInterrupt of graded code are failures of that item
+        return pickle.dumps((None, error_text(error)))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def main(fd: int) -> None:
+    _adopt_orphans()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection = Connection(fd)
+    try:
+        function, imports = pickle.loads(connection.recv_bytes())
+        for name in imports:
+            importlib.import_module(name)
+    except BaseException as error:
+        connection.send_bytes(pickle.dumps(error_text(error)))
+        return
+    connection.send_bytes(pickle.dumps(None))
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        arguments, seconds = pickle.loads(message)
+        connection.send_bytes(_run(function, arguments, seconds))
+
+
+if __name__ == "__main__":
+    os.chdir("/")
+    main(int(sys.argv[1]))

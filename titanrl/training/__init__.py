@@ -1,0 +1,1 @@
+"""Training: the online and offline loops, the session they share, and the stages of a step."""

@@ -1,0 +1,1 @@
+"""Developer tools, not in the wheel: documentation generators, benchmark reports, the findings page."""

@@ -1,0 +1,139 @@
+"""The component pages of the documentation, one a kind: ``python -m tools.pages`` writes them.
+
+Everything on them comes from the sources: docstrings, fields, ranges, and what the tests cover.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from titanrl.registry import FOLDERS, component_class, kinds
+from titanrl.registry.decode import fields_of
+from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.runtime.lazy import lazy_torch
+from tools.algorithm_page import algorithm_page
+from tools.config_page import config_page
+from tools.page_texts import INDEX, KINDS, MADE, Kind
+from tools.status import built_in, status_of
+
+__all__ = ["pages", "write"]
+
+ROOT = Path(__file__).parents[1]
+ARXIV = re.compile(r"(?:arXiv )?\b(\d{4}\.\d{5})\b")
+
+
+def pages() -> dict[str, str]:
+    """Returns file name -> Markdown of every page."""
+    rows = ["| kind | in the file | names |", "|---|---|---|"]
+    for kind in kinds():
+        links = ", ".join(f"[{name}]({kind}.md#{name})" for name in built_in(kind))
+        rows.append(f"| [{KINDS[kind].title}]({kind}.md) | {_tables(KINDS[kind])} | {links} |")
+    found = {"README.md": INDEX.format(table="\n".join(rows))}
+    return found | {f"{kind}.md": _page(kind) for kind in kinds()}
+
+
+def write(root: Path) -> list[Path]:
+    """Writes what is generated from a clone and returns the files.
+
+    Beside the component pages they are that of the presets and that of the tables.
+    """
+    folder = root / "docs" / "components"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (folder / name).write_text(text, "utf-8")
+    presets = root / "docs" / "algorithms.md"
+    presets.write_text(algorithm_page(root / "experiments" / "algorithms"), "utf-8")
+    tables = root / "docs" / "config.md"
+    tables.write_text(config_page(), "utf-8")
+    return [presets, tables, *sorted(folder.iterdir())]
+
+
+def _page(kind: str) -> str:
+    about = KINDS[kind]
+    lines = [
+        MADE, f"# {about.title}", about.text,
+        f"In an experiment file: {_tables(about)}. Called as `{about.call}`. [Notation](README.md#notation).",
+    ]  # fmt: skip
+    index = ["| name | what it is | source |", "|---|---|---|"]
+    for name in built_in(kind):
+        cls = component_class(kind, name)
+        summary = first_line(cls, keep_code=True).removeprefix("Returns ")
+        index.append(f"| [`{name}`](#{name}) | {_cell(summary)} | {_papers(cls)} |")
+    lines.append("\n".join(index))
+    for name in built_in(kind):
+        lines += _component(kind, name)
+    return "\n\n".join(lines) + "\n"
+
+
+def _component(kind: str, name: str) -> list[str]:
+    """Returns the Markdown blocks of one component."""
+    cls = component_class(kind, name)
+    blocks = [f"## `{name}`", *_blocks(inspect.cleandoc(cls.__doc__ or ""))]
+    docs, ranges = key_docs(cls), key_ranges(cls)
+    rows = []
+    for key, (field, hint) in fields_of(cls).items():
+        may_be, meaning = _cell(allowed(hint, ranges.get(key))), _cell(docs.get(key, ""))
+        default = default_of(field)
+        default = default if default in ("required", "off") else f"`{default}`"
+        rows.append(f"| `{key}` | {default} | {may_be} | {meaning} |")
+    if rows:
+        blocks.append("\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]))
+    facts = [] if rows else ["- No keys."]
+    if hasattr(cls, "in_keys"):
+        facts.append(f"- Reads: {reads(cls)}")
+    if wanted := needs(cls):
+        facts.append(f"- Needs of the head: {wanted}")
+    status = status_of(kind, name)
+    laws = ", ".join(f"[{Path(law).name}](../../{law})" for law in status.laws)
+    facts.append(f"- Golden cases: {status.golden}. Laws: {laws or 'none'}")
+    file = "/".join(cls.__module__.split(".")[3:]) + ".py"
+    facts.append(f"- File: [{file}](../../components/{FOLDERS[kind]}/{file})")
+    return [*blocks, "\n".join(facts)]
+
+
+def _blocks(doc: str) -> list[str]:
+    """Returns a docstring as Markdown: indented paragraphs are formulas, and papers are links."""
+    found: list[str] = []
+    for paragraph in doc.split("\n\n"):
+        if paragraph.startswith("    "):
+            found.append(f"```text\n{inspect.cleandoc(paragraph)}\n```")
+        else:
+            found.append(_prose(paragraph))
+    return found
+
+
+def _prose(text: str) -> str:
+    """Returns text with its papers linked, and what Markdown would take for HTML escaped, outside of code."""
+    parts = re.split(r"(``.*?``|`[^`]*`)", text, flags=re.DOTALL)
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = "`" + part.strip("`") + "`"
+        else:
+            linked = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", part.replace("<", "&lt;"))
+            parts[i] = re.sub(r"^(Source|Metrics|Elsewhere):", r"**\1:**", linked, flags=re.MULTILINE)
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    return _prose(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _papers(cls: type) -> str:
+    """Returns links to the papers that a docstring names as its source."""
+    source = (cls.__doc__ or "").partition("Source:")[2]
+    ids = dict.fromkeys(ARXIV.findall(source))
+    return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in ids)
+
+
+def _tables(about: Kind) -> str:
+    return re.sub(r"\[+[\w.]+\]+", r"`\g<0>`", about.table)
+
+
+if __name__ == "__main__":
+    lazy_torch()
+    for path in write(ROOT):
+        print(path.relative_to(ROOT))
