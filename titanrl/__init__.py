@@ -61,7 +61,7 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
         ConfigError: the experiment cannot run on this machine, with every reason.
         TrainingError: no rows are left to train on, or an alert of [alerts] stop was raised.
     """
-    from titanrl.training.online import train as train_checked
+    from titanrl.training.run import train as train_checked
 
     _check(experiment)
     return train_checked(experiment, resume=resume)

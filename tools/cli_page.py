@@ -73,7 +73,7 @@ def dataflow_svg() -> str:
     from titanrl.config import load
     from titanrl.report.dataflow_plot import dataflow_plot
 
-    return f"{dataflow_plot(load(ROOT / 'experiments' / 'quickstart.toml').flows())}\n"
+    return f"{dataflow_plot(load(ROOT / 'experiments' / 'quickstart.toml').dataflow())}\n"
 
 
 def write(root: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from titanrl.ablation.files import read_results
 from titanrl.ablation.plan import plan
 from titanrl.config import load
 from titanrl.models import tiny
-from titanrl.training import online
+from titanrl.training.run import train
 
 __all__ = ["registry_as_before"]
 
@@ -81,5 +81,5 @@ def test_ablation_finds_that_k2_in_the_loss_lowers_the_kl(
     # A run is what `titanrl train` makes of the same words, to the last bit on as many threads.
     monkeypatch.setattr("titanrl.engine.set_threads", lambda: torch.set_num_threads(1))
     run = plan(Path("kl.toml"), OVERRIDES).runs[3]
-    again = online.train(load(run.base, [*run.overrides, 'run.folder="again"']))
+    again = train(load(run.base, [*run.overrides, 'run.folder="again"']))
     assert metrics(again) == metrics(run.folder.path)

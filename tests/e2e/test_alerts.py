@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.test_training import file, lines  # noqa: F401
 from titanrl.config import load
 from titanrl.errors import TrainingError
-from titanrl.training import online
+from titanrl.training.run import train
 
 OVERRIDES = [
     "alerts.window=1", "alerts.entropy=100.0", "alerts.kl=1e-4", "alerts.stop=['kl']", "evaluation=",
@@ -18,7 +18,7 @@ OVERRIDES = [
 def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, capsys):  # noqa: F811
     experiment = load(file, OVERRIDES)
     with pytest.raises(TrainingError, match=r"step 2 raised the alert kl, which \[alerts\] stop names"):
-        online.train(experiment)
+        train(experiment)
     run = tmp_path / "runs" / "tiny"
     told = [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")]
     assert told == [(1, "entropy"), (2, "kl")]
@@ -30,6 +30,6 @@ def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, cap
     assert b"alerts/kl" in board
     assert len(lines(run)) == 2
     # The step that ended it has a checkpoint, and what stood then is no news.
-    online.train(experiment, resume=True)
+    train(experiment, resume=True)
     assert [row["step"] for row in lines(run)] == [1, 2, 3, 4]
     assert [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")] == told

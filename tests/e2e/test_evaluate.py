@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.e2e.test_training import file, lines
 from titanrl.cli import app
 from titanrl.config import load
-from titanrl.training import online
+from titanrl.training.run import train
 
 __all__ = ["file"]
 
@@ -22,7 +22,7 @@ def evaluate(*arguments):
 
 
 def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_path):
-    run = online.train(load(file, ["loop.steps=2"]))
+    run = train(load(file, ["loop.steps=2"]))
     last = lines(run)[-1]
     assert evaluate(run, "--to", tmp_path / "run.json").exit_code == 0
     found = json.loads((tmp_path / "run.json").read_text())
@@ -40,7 +40,7 @@ def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_pat
 
 
 def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
-    run = online.train(load(file, ["loop.steps=2"]))
+    run = train(load(file, ["loop.steps=2"]))
     files = {name: tmp_path / f"{name}.json" for name in ("both", "end", "begin")}
     samples = ["--set=evaluation.samples_per_prompt=2", "--set=evaluation.temperature=1.0"]
     result = evaluate(run, "--against", tmp_path / "model", "--to", files["both"], *samples)
@@ -70,7 +70,7 @@ def test_evaluate_reports_targets_that_cannot_be_evaluated(file, tmp_path):
     result = evaluate(file, "--set=evaluation=")
     assert result.exit_code == 2
     assert "[evaluation.prompts] is missing; evaluate a file with held-out prompts" in result.output
-    run = online.train(load(file, ["loop.steps=1"]))
+    run = train(load(file, ["loop.steps=1"]))
     shutil.rmtree(run / "checkpoints")
     assert "holds no whole checkpoint" in evaluate(run).output
     one = evaluate(file, "--set=evaluation.selector=repetition")

@@ -15,7 +15,8 @@ from tests.e2e.test_training import ROOT, assert_resumes_bitwise, command, lines
 from titanrl.config import load
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
-from titanrl.training import offline, online
+from titanrl.training import offline
+from titanrl.training.run import train
 
 FILE = """
 base = "{root}/experiments/algorithms/{preset}.toml"
@@ -111,7 +112,7 @@ def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Pa
 
 def test_supervised_loss_nears_zero_on_a_few_examples(write: Any, tmp_path: Path) -> None:
     overrides = ["loop.steps=40", "loop.prompts_per_step=12", "evaluation.every=0", "checkpoint.enable=false"]
-    run = online.train(load(write("sft"), overrides))
+    run = train(load(write("sft"), overrides))
     first, *_, last = lines(run)
     assert first["eval/loss"] > 3.0
     assert last["eval/loss"] < 0.05
@@ -119,7 +120,7 @@ def test_supervised_loss_nears_zero_on_a_few_examples(write: Any, tmp_path: Path
 
 
 def test_preferences_are_learned_from_ln_2(write: Any) -> None:
-    first, *steps = lines(online.train(load(write("dpo"))))
+    first, *steps = lines(train(load(write("dpo"))))
     assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)
     assert first["eval/margin"] == pytest.approx(0.0, abs=1e-6)
     assert steps[0]["loss/total"] == pytest.approx(0.693147, abs=1e-5)
@@ -129,7 +130,7 @@ def test_preferences_are_learned_from_ln_2(write: Any) -> None:
 
 
 def test_reward_model_learns_the_preferred_response(write: Any) -> None:
-    first, *steps = lines(online.train(load(write("rm"), ["loop.steps=8"])))
+    first, *steps = lines(train(load(write("rm"), ["loop.steps=8"])))
     assert steps[-1]["eval/loss"] < 0.7 * first["eval/loss"]
     assert steps[-1]["eval/accuracy"] == 1.0
 
@@ -137,7 +138,7 @@ def test_reward_model_learns_the_preferred_response(write: Any) -> None:
 def test_every_metric_is_documented_and_samples_are_written(write: Any) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     for preset in FORMATS:
-        run = online.train(load(write(preset), ["loop.steps=2"]))
+        run = train(load(write(preset), ["loop.steps=2"]))
         for row in lines(run):
             for name in row.keys() - {"step"}:
                 documented = f"`{name}`" in page or f"`{name.replace('eval/', 'loss/')}`" in page
@@ -155,13 +156,13 @@ def test_invalid_and_overlong_rows_are_refused_before_training(write: Any, tmp_p
         (["training.seq_len=30"], r"messages\.jsonl:\d+: \[data\] has a row of \d+ tokens, more than"),
     ):
         with pytest.raises(ConfigError, match=message):
-            online.train(load(write("sft"), overrides))
+            train(load(write("sft"), overrides))
     assert not (tmp_path / "runs").exists()
 
 
 def test_on_overlong_drop_drops_and_counts_rows(write: Any) -> None:
     overrides = ["training.seq_len=60", "data.too_long=drop", "evaluation.data.too_long=drop"]
-    steps = lines(online.train(load(write("sft"), overrides)))
+    steps = lines(train(load(write("sft"), overrides)))
     assert sum(step.get("data/dropped", 0.0) for step in steps) > 0
     assert all(step["data/row_tokens_max"] <= 60 for step in steps if step["step"])
     assert all(step["data/rows"] == 4 for step in steps if step["step"])

@@ -17,6 +17,7 @@ from titanrl.config import load
 from titanrl.engine.export import export_run
 from titanrl.models import tiny
 from titanrl.training import online
+from titanrl.training.run import train
 
 CRITIC = """
 [critic.optimizer]
@@ -55,7 +56,7 @@ def test_resumed_run_gives_the_same_policy_and_critic_bitwise(file, monkeypatch)
 
 
 def test_policy_is_frozen_during_critic_warmup_and_all_metrics_are_documented(file, tmp_path):
-    run = online.train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
+    run = train(load(file, ["loop.steps=2", "algorithm.advantage.bootstrap=truncated"]))
     rows = {row["step"]: row for row in lines(run)}
     assert [rows[step]["critic/warmup"] for step in (1, 2)] == [1.0, 0.0]
     assert "loss/total" not in rows[1]
@@ -76,7 +77,7 @@ def test_critic_learns_the_value_of_a_constant_reward_at_each_token(file):
         "algorithm.advantage.lam=1.0", "critic.warmup_steps=11", "loop.steps=12", "checkpoint.enable=false",
         "algorithm.kl=", "reference=",
     ]  # fmt: skip
-    run = online.train(load(file, overrides))
+    run = train(load(file, overrides))
     explained = [row["critic/explained_variance"] for row in lines(run) if row["step"]]
     assert explained[0] == pytest.approx(0.0, abs=1e-6)  # A new head says 0 everywhere.
     assert explained[-1] > 0.5
@@ -107,7 +108,7 @@ def test_shared_critic_learns_on_the_policys_backbone(file, tmp_path):
         "algorithm.kl=", "reference=", "critic.loss.clip=inf", "critic.coefficient=1.0",
         "algorithm.reward_scaling=", "loop.target_kl=",
     ]  # fmt: skip
-    run = online.train(load(shared(file), overrides))
+    run = train(load(shared(file), overrides))
     rows = [row for row in lines(run) if row["step"]]
     assert rows[0]["critic/explained_variance"] == pytest.approx(
         0.0, abs=1e-6

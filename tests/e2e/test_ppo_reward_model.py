@@ -10,7 +10,7 @@ from tests.e2e.test_training import ROOT, lines
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.models import tiny
-from titanrl.training import online
+from titanrl.training.run import train
 
 # A random reward model and a policy that cannot add: only the score of the reward model can rise. Held to its
 # reference the policy would stay where it is.
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rewarding = tiny.create(tmp_path / "rewarding", head="value", scale=0.3, seed=1)
     places = [f"model.path='{policy}'", f"run.folder='{tmp_path}'"]
     places += [f"{table}.path='{rewarding}'" for table in ("reward.0", "critic")]
-    return online.train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
+    return train(load(ROOT / "experiments" / "ppo_reward_model.toml", [*places, *EXPLOITING]))
 
 
 def test_exploited_reward_model_raises_the_reward_hacking_alert(run):

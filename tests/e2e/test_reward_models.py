@@ -16,7 +16,7 @@ from tests.e2e.test_training import ROOT, lines
 from titanrl.config import load
 from titanrl.engine.export import export_run
 from titanrl.models import tiny
-from titanrl.training import online
+from titanrl.training.run import train as run_training
 
 DATA = ROOT / "tests" / "experiments" / "data"
 FILE = """
@@ -77,7 +77,7 @@ def train(tmp_path: Path) -> Any:
         path = tmp_path / f"{preset}.toml"
         names |= {"root": ROOT, "folder": tmp_path, "data": DATA, "preset": preset, "model": model}
         path.write_text((FILE + tables).format(**names))
-        return online.train(load(path, overrides))
+        return run_training(load(path, overrides))
 
     return train
 

@@ -31,7 +31,7 @@ from titanrl.models import tiny
 from titanrl.preflight.verify import load_checked
 from titanrl.protocols import Completion
 from titanrl.serve.model import serve_model
-from titanrl.training import online
+from titanrl.training.run import train
 
 __all__ = ["file"]
 
@@ -328,7 +328,7 @@ def test_run_is_served_from_its_newest_checkpoint_and_ctrl_c_drains_requests(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = online.train(load(file, ["loop.steps=2", "evaluation="]))
+    run = train(load(file, ["loop.steps=2", "evaluation="]))
     slow = f"reward=[{{name='served_slow', path='{tmp_path}/asked'}}]"
     # Neither [prompts] that are gone nor that several ranks trained keeps a run from being served.
     (tmp_path / "prompts.jsonl").unlink()

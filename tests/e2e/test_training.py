@@ -24,6 +24,7 @@ from titanrl.engine.export import export_run
 from titanrl.errors import TrainingError
 from titanrl.models import tiny
 from titanrl.training import online
+from titanrl.training.run import train
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -103,7 +104,7 @@ def assert_resumes_bitwise(
         within: the module whose train_step the experiment calls. weights: of a run, exported to a folder.
         overrides: of the runs that are stopped.
     """
-    whole = online.train(load(file, ["run.name=whole"]))
+    whole = train(load(file, ["run.name=whole"]))
     expected = weights(whole, file.parent / "whole")
     original = within.train_step
     for stop in stops:
@@ -116,9 +117,9 @@ def assert_resumes_bitwise(
 
         monkeypatch.setattr(within, "train_step", broken)
         with pytest.raises(KeyboardInterrupt):
-            online.train(experiment)
+            train(experiment)
         monkeypatch.setattr(within, "train_step", original)
-        resumed = online.train(experiment, resume=True)
+        resumed = train(experiment, resume=True)
         found = weights(resumed, file.parent / f"stopped{stop}")
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         kept = [
@@ -142,7 +143,7 @@ def test_workers_do_not_change_a_run_and_it_resumes_bitwise(file, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_process_resumes_to_the_same_weights_bitwise(file, tmp_path):
-    whole = online.train(load(file, ["run.name=whole"]))
+    whole = train(load(file, ["run.name=whole"]))
     process = subprocess.Popen(command(file), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "runs" / "tiny"
     deadline = time.monotonic() + 120
@@ -188,7 +189,7 @@ def test_two_processes_give_the_run_of_one(file, tmp_path):
 
 
 def test_every_metric_is_documented_and_every_run_file_is_there(file):
-    run = online.train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
+    run = train(load(file, ["report.tensorboard=true", "loop.steps=2"]))
     documented = documented_metrics("repetition")
     for row in lines(run):
         for name in row.keys() - {"step"}:
@@ -207,15 +208,15 @@ def test_every_metric_is_documented_and_every_run_file_is_there(file):
 
 
 def test_resolved_experiment_file_reproduces_the_run(file, tmp_path):
-    first = online.train(load(file, ["loop.steps=2"]))
-    again = online.train(load(first / "experiment.toml"))
+    first = train(load(file, ["loop.steps=2"]))
+    again = train(load(first / "experiment.toml"))
     assert [row.get("loss/total") for row in lines(first)] == [row.get("loss/total") for row in lines(again)]
     assert again != first
 
 
 def test_batch_of_equal_rewards_does_not_change_the_policy_and_is_counted(file, tmp_path):
     overrides = ["reward=[{name='exact_match'}]", "drop=['algorithm.kl','reference']", "loop.steps=1"]
-    run = online.train(load(file, overrides))
+    run = train(load(file, overrides))
     (row,) = (row for row in lines(run) if row["step"] == 1)
     assert row["update/skipped"] == 1.0
     assert row["advantage/frac_zero_std"] == 1.0
@@ -229,7 +230,7 @@ def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
         "loop.max_resample_attempts=1",
     ]  # fmt: skip
     with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
-        online.train(load(file, overrides))
+        train(load(file, overrides))
 
 
 def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_path, capsys):
@@ -248,7 +249,7 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
         f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure=-1.0}]",
         "loop.steps=2", "evaluation=",
     ]  # fmt: skip
-    run = online.train(load(file, overrides))
+    run = train(load(file, overrides))
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("reward brittle_training failed: RuntimeError: even; such answers get its failure") == 1
     rows = lines(run, "samples.jsonl")

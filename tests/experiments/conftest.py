@@ -12,7 +12,8 @@ import torch
 
 from titanrl.config import load
 from titanrl.models import tiny
-from titanrl.training import online, run
+from titanrl.training import run
+from titanrl.training.run import train as run_training
 
 ROOT = Path(__file__).parents[2]
 SIZES = """
@@ -128,7 +129,7 @@ def train(write: Write, monkeypatch: pytest.MonkeyPatch) -> Train:
 
         with monkeypatch.context() as patch:
             patch.setattr(run, "open_session", opened)
-            folder = online.train(load(write(preset, adds), overrides))
+            folder = run_training(load(write(preset, adds), overrides))
         steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return Trained(steps, before, dict(sessions[0].engine.weights()), sessions[0])
 

@@ -16,7 +16,7 @@ from titanrl.config import load
 from titanrl.config.experiment import Experiment
 from titanrl.models import tiny
 from titanrl.report.jsonl import read_jsonl
-from titanrl.training.online import train
+from titanrl.training.run import train
 from tools.findings import findings, panels, published
 
 __all__ = ["registry_as_before"]

@@ -52,7 +52,9 @@ def test_cached_run_equals_the_online_run_without_a_second_model(
     assert online.session.engine.frozen.keys() == {"reference"}
     assert not first.session.engine.frozen
     (name,) = files(tmp_path)
-    monkeypatch.setattr("titanrl.engine.scoring_model.Role.score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(
+        "titanrl.engine.scoring_model.ScoringModel.score", lambda *_: pytest.fail("scored again")
+    )
     built: list[Any] = []
     role = Engine._role
     monkeypatch.setattr(

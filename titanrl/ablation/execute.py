@@ -174,7 +174,7 @@ def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Sl
         command = torchrun(nproc, ["train", base, *words])
         os.execv(command[0], command)
     from titanrl.config import load
-    from titanrl.training.online import train
+    from titanrl.training.run import train
 
     train(load(base, overrides), resume=resume)
 

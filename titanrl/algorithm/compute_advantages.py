@@ -72,7 +72,7 @@ def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorD
     if algorithm.correction:
         metrics |= _set_correction(batch, algorithm)
     if algorithm.old_logprob == "recompute":
-        metrics |= _logprob_gap(batch)
+        metrics |= _logprob_diff(batch)
     numbers = {name: float(value) for name, value in metrics.items()}
     return batch, {name: value for name, value in numbers.items() if not math.isnan(value)}
 
@@ -175,10 +175,15 @@ def _explained_variance(batch: TensorDict) -> torch.Tensor:
     return explained
 
 
-def _logprob_gap(batch: TensorDict) -> dict[str, torch.Tensor]:
-    """Returns the mean distance of the trainer's log-probs from the sampler's, where both are finite."""
+def _logprob_diff(batch: TensorDict) -> dict[str, torch.Tensor]:
+    """Returns the mean absolute difference of trainer and rollout log-probs, where both are finite.
+
+    Tokens that other weights sampled are left out: their difference is that of two policies.
+    """
     if not {"old_logprob", "sampler_logprob"} <= set(batch.keys()):
         return {}
-    gap = (batch["old_logprob"] - batch["sampler_logprob"]).double()
-    finite = batch["loss_mask"] & gap.isfinite()
-    return {"sample/logprob_diff": gap[finite].abs().mean()}
+    difference = (batch["old_logprob"] - batch["sampler_logprob"]).double()
+    counted = batch["loss_mask"] & difference.isfinite()
+    if {"policy_version_token", "current_version"} <= set(batch.keys()):
+        counted &= batch["policy_version_token"] == batch["current_version"].unsqueeze(-1)
+    return {"sample/logprob_diff": difference[counted].abs().mean()}

@@ -1,4 +1,4 @@
-"""Which component reads and writes which batch keys at which stage, known before anything is loaded."""
+"""The dataflow of a step: which batch keys each component reads and writes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from typing import Any
 from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem, closest_matches, did_you_mean
 from titanrl.protocols import DataSettings, PolicyLoss
-from titanrl.protocols.batch import KEYS, Stage, key_name
+from titanrl.protocols.batch import KEYS, BatchKey, Stage, key_name
 from titanrl.registry import kind_of, name_of
 
-__all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "scored_keys"]
-
-BatchKey = str | tuple[str, ...]
+__all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "out_keys", "scored_keys"]
 
 ROLLOUT_KEYS: tuple[BatchKey, ...] = (
     "input_ids", "labels", "loss_mask", "sampler_logprob", "policy_version", "policy_version_token",
-    "group_id", "prompt_id", "finish_reason", ("text", "prompt"), ("text", "response"), ("text", "answer"),
-    ("text", "columns"), ("text", "source"),
+    "current_version", "group_id", "row_id", "prompt_id", "finish_reason",
+    ("text", "prompt"), ("text", "response"), ("text", "answer"), ("text", "columns"), ("text", "source"),
 )  # fmt: skip
-"""What stage `sample` writes in every run."""
+"""Keys that stage `sample` writes in every online run."""
 
 EXAMPLE_KEYS: tuple[BatchKey, ...] = ("input_ids", "labels", "loss_mask", "group_id", "row_id")
-"""What every source of fixed rows writes in the place of stage `sample`; its out_keys come on top."""
+"""Keys that every source of offline data writes in place of stage `sample`; its out_keys are added."""
 
 DATA_KEYS: tuple[BatchKey, ...] = ("reward", "margin", "token_reward")
-"""What only the data can bring where no answers are sampled."""
+"""Keys that only the data can provide in an offline run."""
 
 POLICY_KEYS = ("old_logprob", "old_entropy", "sum_pi_squared")
-"""What one scoring pass of the policy can write; each is written only when something reads it."""
+"""Keys that one scoring pass of the policy can write; each is written only when a component reads it."""
 
 TEACHER_KEYS: tuple[BatchKey, ...] = ("teacher_logprob", "candidate_ids", "candidate_logprob")
-"""What one scoring pass of the teacher can write; each is written only when something reads it."""
+"""Keys that one scoring pass of the teacher can write; each is written only when a component reads it."""
 
 UNUSED_ROLE = {
     "reference": "is read by no component; remove the table, or add [algorithm.kl].",
@@ -42,25 +40,42 @@ UNUSED_ROLE = {
     "critic": "is read by no component; remove the table, or choose an [algorithm.advantage] that reads "
     "values, such as 'gae'.",
 }
-"""What is said of a role that nobody reads."""
+"""Role -> message for a role whose keys no component reads."""
+
+TEXT_REMEDY = (
+    "which only rewards can read: texts stay with the process that sampled them; compute a number "
+    "from it in a [[reward]] or a source, declare it with register_key, and read that key."
+)
 
 SCALING = "reward scaling"
-"""Who writes rewards anew for all that comes after the filters."""
+"""Name of the node that rewrites the rewards for everything after the filters."""
 
-BYPASS_MODE = "two-policy mode"
-"""Who writes old_logprob where the sampler's log-probs are the old ones."""
+BYPASS_MODE = "bypass mode"
+"""Name of the node that writes old_logprob when the rollout log-probs are the old log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One actor of one stage: a component, or a part of the loop itself."""
+    """A node of the dataflow: a component in one stage, or a part of the loop itself."""
 
     stage: Stage
-    actor: str
+    name: str
     table: str
-    """Table that the actor comes from; empty for parts of the loop."""
+    """Table that configures the node; empty for parts of the loop."""
     reads: tuple[BatchKey, ...] = ()
     writes: tuple[BatchKey, ...] = ()
+
+
+def out_keys(component: Any) -> tuple[BatchKey, ...]:
+    """Returns the batch keys that a source, sampler or reward adds to those that its stage always writes."""
+    return tuple(getattr(component, "out_keys", ()))
+
+
+def _reward_keys(name: str, reward: Any) -> tuple[BatchKey, ...]:
+    """Returns the keys that a reward labelled ``name`` writes under ``rewards`` and ``token_rewards``."""
+    outputs = tuple(("rewards", f"{name}.{output}") for output in getattr(reward, "outputs", ()))
+    per_token = (("token_rewards", name),) if getattr(reward, "per_token", False) else ()
+    return (("rewards", name), *outputs, *per_token)
 
 
 def label(component: Any) -> str:
@@ -74,26 +89,40 @@ def dataflow_nodes(
     roles: Iterable[str] = (),
     data: DataSettings | None = None,
     critic: PolicyLoss | None = None,
+    *,
+    prompts: Any = None,
+    sampler: Any = None,
 ) -> tuple[Node, ...]:
-    """Returns every actor of a step in the order in which they act.
+    """Returns every node of a step in execution order.
 
     Args:
-        rewards: (label, component) of each [[reward]], in order. roles: tables like ``reference``.
-        data: source of fixed rows, which no reward judges; None: rows are sampled.
+        algorithm: the [algorithm] table.
+        rewards: (label, component) of each [[reward]], in order.
+        roles: frozen models that exist, by table: ``reference``, ``teacher``.
+        data: source of offline data, which no reward scores; None: rows are sampled.
         critic: loss of the critic; None: no critic.
+        prompts: source of the prompts; None: offline.
+        sampler: settings of the sampler; None: offline.
     """
     if data is None:
-        rows = Node("sample", "sampler", "sampler", (), ROLLOUT_KEYS)
+        brought = (*out_keys(prompts), *out_keys(sampler))
+        rows = Node("sample", "sampler", "sampler", (), (*ROLLOUT_KEYS, *brought))
     else:
         rewards = ()
-        rows = Node("sample", label(data), "data", (), (*EXAMPLE_KEYS, *getattr(data, "out_keys", ())))
+        rows = Node("sample", label(data), "data", (), (*EXAMPLE_KEYS, *out_keys(data)))
     later = [*_estimate(algorithm, rows.writes), *_update(algorithm)]
     if critic is not None:
         reads = ("loss_mask", "loss_weight", *_in_keys(critic))
         later.append(Node("update", f"critic's {label(critic)}", "critic", reads))
-    wanted = {key for flow in later for key in flow.reads} | _optional(algorithm)
+    wanted = {key for node in later for key in node.reads} | _optional(algorithm)
     score = [
-        Node("score", label(reward), f"reward.{i}", _in_keys(reward), (("rewards", name),))
+        Node(
+            "score",
+            label(reward),
+            f"reward.{i}",
+            _in_keys(reward),
+            (*_reward_keys(name, reward), *out_keys(reward)),
+        )
         for i, (name, reward) in enumerate(rewards)
     ]
     if rewards:
@@ -117,47 +146,61 @@ def dataflow_nodes(
         score.append(Node("score", "critic", "critic", ("input_ids", "labels", "loss_mask"), values))
     sample = [rows]
     if "baseline_reward" in wanted and data is None:
-        sample.append(Node("sample", "greedy answers, scored", "sampler", (), ("baseline_reward",)))
+        sample.append(Node("sample", "scored greedy responses", "sampler", (), ("baseline_reward",)))
     return (*sample, *score, *later)
 
 
-def check_dataflow(flow: Sequence[Node]) -> list[Problem]:
-    """Returns a Problem for each key that is read before it is written, and for a role that nobody reads."""
+def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
+    """Returns a Problem for each key that is read too early or written unregistered, for text that is read
+    outside the rewards, and for a role that no component reads."""
     problems: list[Problem] = []
     written: set[BatchKey] = set()
-    for actor in flow:
-        for key in actor.reads:
-            if key not in written:
-                text = f"{actor.actor} reads {key_name(key)!r}, which no stage writes{_remedy(key, flow)}"
-                problems.append(Problem(actor.table, text))
-        written.update(actor.writes)
+    for node in nodes:
+        for key in node.reads:
+            if key[0] == "text" and node.stage != "score":
+                problems.append(Problem(node.table, f"{node.name} reads {key_name(key)!r}, {TEXT_REMEDY}"))
+            elif key not in written:
+                text = f"{node.name} reads {key_name(key)!r}, which no stage writes{_remedy(key, nodes)}"
+                problems.append(Problem(node.table, text))
+        written.update(node.writes)
+        problems += [
+            _unregistered(node, key) for key in node.writes if isinstance(key, str) and key not in KEYS
+        ]
     for role, text in UNUSED_ROLE.items():
         # A critic's own loss is no reason to have a critic.
-        read = {key for actor in flow for key in actor.reads if actor.table != role}
+        read = {key for node in nodes for key in node.reads if node.table != role}
         problems += [
             Problem(role, text)
-            for actor in flow
-            if actor.table == role and actor.stage == "score" and not read.intersection(actor.writes)
+            for node in nodes
+            if node.table == role and node.stage == "score" and not read.intersection(node.writes)
         ]
     return problems
 
 
-def scored_keys(flow: Sequence[Node], optimizer_steps: int) -> tuple[frozenset[str], bool]:
-    """Returns the keys that models must compute at stage `score`, and whether the update is on-policy.
+def _unregistered(node: Node, key: str) -> Problem:
+    near = did_you_mean(key, [known for known in KEYS if isinstance(known, str)]) or ";"
+    return Problem(
+        node.table, f"{node.name} writes {key!r}, which is no key of the batch{near} call register_key."
+    )
 
-    It is when a batch is one optimizer step and only the update reads ``old_logprob``: the log-probs of the
-    update's own forward pass are the old ones then, and no scoring pass is needed for them. In two-policy
-    mode the old ones are the sampler's, and it never is.
+
+def scored_keys(nodes: Sequence[Node], optimizer_steps: int) -> tuple[frozenset[str], bool]:
+    """Returns the keys that models compute, and whether the update may compute ``old_logprob`` itself.
+
+    It may when a batch makes one optimizer step and only the update reads ``old_logprob``: the update's own
+    forward pass then computes the same numbers. Whether it is left to the update in a given step also depends
+    on the rollouts: all tokens must have been sampled by the weights that are being trained. In bypass mode
+    the rollout log-probs are the old ones, and neither computes them.
     """
-    early = {key for actor in flow for key in actor.reads if actor.stage != "update"}
-    on_policy = optimizer_steps == 1 and "old_logprob" not in early
-    on_policy = on_policy and all(actor.actor != BYPASS_MODE for actor in flow)
-    computed = {key for actor in flow if actor.table in ("model", *UNUSED_ROLE) for key in actor.writes}
-    return frozenset(str(key) for key in computed if not (on_policy and key == "old_logprob")), on_policy
+    early = {key for node in nodes for key in node.reads if node.stage != "update"}
+    may_defer = optimizer_steps == 1 and "old_logprob" not in early
+    may_defer = may_defer and all(node.name != BYPASS_MODE for node in nodes)
+    computed = {key for node in nodes if node.table in ("model", *UNUSED_ROLE) for key in node.writes}
+    return frozenset(map(str, computed)), may_defer
 
 
 def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Node]:
-    """Returns the actors of stage `estimate`; ``given``: keys that the rows bring with them."""
+    """Returns the nodes of stage `estimate`; ``given``: keys that the rows come with."""
     kl, result = algorithm.kl, []
     for i, chosen in enumerate(algorithm.filter):
         result.append(Node("estimate", label(chosen), f"algorithm.filter.{i}", _in_keys(chosen)))
@@ -171,17 +214,17 @@ def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Node]:
     in_reward = kl is not None and kl.placement == "reward"
     if "token_reward" not in given and (wants_tokens or in_reward):
         anchors = ("old_logprob", "ref_logprob") if in_reward else ()
-        actor = f"{label(kl.estimator)} in the reward" if kl is not None and in_reward else "reward placement"
+        name = f"{label(kl.estimator)} in the reward" if kl is not None and in_reward else "reward placement"
         reads = ("reward", "loss_mask", *anchors)
-        result.append(Node("estimate", actor, "algorithm.kl" if in_reward else "", reads, ("token_reward",)))
+        result.append(Node("estimate", name, "algorithm.kl" if in_reward else "", reads, ("token_reward",)))
     if algorithm.advantage is not None:
         reads = _in_keys(algorithm.advantage)
         writes = ("advantage", "returns")
         result.append(Node("estimate", label(algorithm.advantage), "algorithm.advantage", reads, writes))
     if kl is not None and kl.placement == "advantage":
         reads = ("advantage", "old_logprob", "ref_logprob")
-        actor = f"{label(kl.estimator)} in the advantage"
-        result.append(Node("estimate", actor, "algorithm.kl", reads, ("advantage",)))
+        name = f"{label(kl.estimator)} in the advantage"
+        result.append(Node("estimate", name, "algorithm.kl", reads, ("advantage",)))
     for i, correction in enumerate(algorithm.correction):
         writes = ("correction_weight", "keep")
         table = f"algorithm.correction.{i}"
@@ -213,9 +256,9 @@ def _in_keys(component: Any) -> tuple[BatchKey, ...]:
     return tuple(getattr(component, "in_keys", ()))
 
 
-def _remedy(key: BatchKey, flow: Sequence[Node]) -> str:
+def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:
     """Returns the end of the sentence: what to add so that the key gets written."""
-    if any(key in actor.writes for actor in flow):
+    if any(key in node.writes for node in nodes):
         return " before it; order the tables so that the writer comes first."
     if key in ("ref_logprob", "reference_point"):
         return "; add a [reference] table."
@@ -225,12 +268,12 @@ def _remedy(key: BatchKey, flow: Sequence[Node]) -> str:
         return "; use [prompts], to which greedy answers can be sampled."
     if key in ("value", "final_value"):
         return "; add a [critic] table."
-    fixed = next((actor for actor in flow if actor.table == "data"), None)
-    if fixed is not None and (key in DATA_KEYS or key in ROLLOUT_KEYS):
-        brought = ", ".join(map(key_name, fixed.writes))
+    offline = next((node for node in nodes if node.table == "data"), None)
+    if offline is not None and (key in DATA_KEYS or key in ROLLOUT_KEYS):
+        brought = ", ".join(map(key_name, offline.writes))
         return f"; choose a [data] format that brings it (this one brings {brought}), or another component."
     if key == "reward" or (isinstance(key, tuple) and key[0] == "rewards" and len(key) == 2):
-        written = [name for actor in flow for name in actor.writes]
+        written = [name for node in nodes for name in node.writes]
         labels = [name[1] for name in written if isinstance(name, tuple) and name[0] == "rewards"]
         wanted = f" labelled {key[1]!r}" if isinstance(key, tuple) else ""
         hint = did_you_mean(key[1], labels) if isinstance(key, tuple) else ""

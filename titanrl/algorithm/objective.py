@@ -23,7 +23,7 @@ RATIO_CLAMP = 20.0
 """Bound of the log-ratio in the importance weight of the KL term, nats."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # by identity: losses may hold state
 class Objective:
     """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H + nu * value))`` of a micro-batch,
     with metrics.
@@ -40,9 +40,9 @@ class Objective:
     entropy: bool = False
     """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
     on_policy: bool = False
-    """One optimizer step a batch: old_logprob is this very forward pass's, so no scoring pass is needed."""
+    """Whether old_logprob comes from this forward pass: one optimizer step, rollouts of these weights."""
     measures_logprob_diff: bool = False
-    """Whether the weights are those that sampled, so that the distance from sampler_logprob is reported."""
+    """Whether these weights sampled the rollouts, so that the distance from sampler_logprob is reported."""
     value: PolicyLoss | None = None
     """Loss of a critic on the policy's body; None: there is no such term."""
     value_coefficient: float = 0.0

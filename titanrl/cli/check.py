@@ -121,11 +121,11 @@ def show(
     else:
         typer.echo(dumps(experiment))
     table = Table("stage", "actor", "reads", "writes", title="Dataflow of a step")
-    flow = experiment.flows()
+    flow = experiment.dataflow()
     for stage in STAGES:
         for actor in (each for each in flow if each.stage == stage):
             reads, writes = (", ".join(map(key_name, keys)) for keys in (actor.reads, actor.writes))
-            table.add_row(stage, actor.actor, reads, writes)
+            table.add_row(stage, actor.name, reads, writes)
         table.add_section()
     console.print(table)
     keys, on_policy = experiment.scored_keys()

@@ -54,7 +54,7 @@ def evaluate(
         for each in (verdict, *others):
             Console().print(_table(each))
         for other in others:
-            difference = verdict.less(other)
+            difference = verdict.minus(other)
             found["against"] = {**other.to_json(), "difference": difference.to_json()}
             typer.echo(
                 f"score less that of {other.model}, prompt by prompt: {difference.mean:+.3f}  "

@@ -34,7 +34,7 @@ def scan_data(experiment: Experiment, console: Console) -> int:
     """
     bad = 0 if experiment.data is None else _scan(experiment, console)
     for found in compare(experiment):
-        style = "yellow" if found.trained_on else None
+        style = "yellow" if found.num_in_training else None
         console.print(str(found), style=style, markup=False, highlight=False, soft_wrap=True)
     return bad
 

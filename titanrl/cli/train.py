@@ -34,6 +34,6 @@ def train(
     experiment = load_checked(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
     become_ranks(nproc, ["train", str(file), *sets, *["--resume"][: int(resume)]])
-    from titanrl.training.online import train as run
+    from titanrl.training.run import train as run
 
     run(experiment, resume=resume)

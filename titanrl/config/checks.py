@@ -19,7 +19,7 @@ from titanrl.registry import name_of
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
     from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Teacher
-    from titanrl.protocols import DataSettings
+    from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
 
 __all__ = ["cross_problems"]
 
@@ -41,13 +41,15 @@ def _dataflow(
     teacher: Teacher | None,
     data: DataSettings | None,
     critic: Critic | None,
+    prompts: SourceSettings | None,
+    sampler: SamplerSettings | None,
 ) -> list[Problem]:
     tables = {"reference": reference, "teacher": teacher}
     roles = [name for name, table in tables.items() if table is not None]
     rewards = [(each.label, each.component) for each in reward]
-    return check_dataflow(
-        dataflow_nodes(algorithm, rewards, roles, data, None if critic is None else critic.loss)
-    )
+    loss = None if critic is None else critic.loss
+    nodes = dataflow_nodes(algorithm, rewards, roles, data, loss, prompts=prompts, sampler=sampler)
+    return check_dataflow(nodes)
 
 
 def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:

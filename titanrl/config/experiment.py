@@ -131,13 +131,16 @@ class Experiment:
             found |= {"evaluation.prompts": self.evaluation.prompts, "evaluation.data": self.evaluation.data}
         return {table: source for table, source in found.items() if source is not None}
 
-    def flows(self) -> tuple[Node, ...]:
-        """Returns who reads and writes which batch keys, stage by stage."""
+    def dataflow(self) -> tuple[Node, ...]:
+        """Returns the nodes of a step in execution order, with the batch keys that each reads and writes."""
         roles = [name for name in ("reference", "teacher") if getattr(self, name) is not None]
         rewards = [(each.label, each.component) for each in self.reward]
         critic = None if self.critic is None else self.critic.loss
-        return dataflow_nodes(self.algorithm, rewards, roles, self.data, critic)
+        return dataflow_nodes(
+            self.algorithm, rewards, roles, self.data, critic, prompts=self.prompts, sampler=self.sampler
+        )
 
     def scored_keys(self) -> tuple[frozenset[str], bool]:
-        """Returns the keys that models must compute at stage `score`, and whether the update is on-policy."""
-        return scored_keys(self.flows(), self.loop.minibatches * self.loop.epochs)
+        """Returns the keys that models compute at stage `score`, and whether the update can compute
+        ``old_logprob`` itself where the rollouts are on-policy."""
+        return scored_keys(self.dataflow(), self.loop.minibatches * self.loop.epochs)

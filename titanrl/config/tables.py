@@ -166,8 +166,10 @@ class Critic:
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """How many steps there are and what one step is made of."""
+    """The training loop: how many steps there are, and how a step is divided."""
 
+    kind: str | None = None
+    """Registered training loop; omitted: online with [prompts], offline with [data]."""
     steps: Annotated[int, Range("[1, inf)")]
     """Training steps, >= 1: each samples, or takes the next data, scores and updates once."""
     prompts_per_step: Annotated[int, Range("[1, inf)")]

@@ -27,7 +27,8 @@ def collate_rollouts(
     """Return the batch that stage `sample` promises, batch_size [N].
 
     loss_mask covers the tokens that the policy sampled, their end token included, and no others: prompts,
-    tokens given between turns and padding are masked. sampler_logprob and policy_version_token are 0 there.
+    tokens given between turns and padding are masked. There, sampler_logprob is 0 and policy_version_token
+    is -1.
     policy_version is the version at a row's first sampled token. Padded ids are 0.
 
     Args:
@@ -67,7 +68,7 @@ def collate_rollouts(
             "loss_mask": loss_mask,
             "sampler_logprob": torch.where(loss_mask, logprob, 0.0),
             "policy_version": first_version,
-            "policy_version_token": torch.where(loss_mask, versions, 0),
+            "policy_version_token": torch.where(loss_mask, versions, -1),
             "group_id": torch.tensor([request.prompt_index for request in requests], dtype=torch.int64),
             "prompt_id": torch.tensor([request.prompt_id for request in requests], dtype=torch.int64),
             "row_id": torch.tensor([_row_id(request) for request in requests], dtype=torch.int64),

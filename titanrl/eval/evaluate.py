@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
+    from titanrl.config.tables import Evaluation
     from titanrl.data.prompts import PromptLoader
-    from titanrl.rollout.generator import Generator
-    from titanrl.training.session import Session
+    from titanrl.rollout.context import RolloutContext
 
-__all__ = ["MeanCI", "EvalResult", "evaluate", "evaluate_model", "interval"]
+__all__ = ["EvalResult", "MeanCI", "evaluate", "evaluate_model", "interval"]
 
 Z95 = 1.959964
 
@@ -34,162 +34,170 @@ class MeanCI(NamedTuple):
     high: float
 
     def to_json(self) -> dict[str, float | None]:
-        """Returns plain values; an interval that one prompt leaves open has none."""
+        """Returns plain values; an infinite bound, as one prompt alone gives, becomes None."""
         return {key: value if math.isfinite(value) else None for key, value in self._asdict().items()}
 
 
 class EvalResult(NamedTuple):
-    """What a model is worth on held-out prompts."""
+    """The scores of a model on held-out prompts."""
 
     model: str
-    """Its folder, or the run's."""
+    """Folder of the model or run; empty within a training run."""
     num_prompts: int
     failures: int
-    """Scores that are a reward's ``failure``, as it could not judge."""
+    """Scores that are a reward's ``failure_score``, because it failed."""
     reasons: dict[str, str]
-    """Label of each reward that failed -> why it did the first time."""
+    """Label of each reward that failed -> its first error."""
     estimates: dict[str, MeanCI]
-    """By the name of the metric without ``eval/``; the score comes first."""
+    """Metric name without ``eval/`` -> mean and interval; the score comes first."""
     scores: Sequence[float]
-    """Of each prompt, the mean over its answers."""
+    """Score of each prompt, the mean over its responses."""
     prompts: Sequence[Hashable]
-    """What each is equal by."""
+    """Identity of each prompt; equal prompts form one cluster."""
 
-    def less(self, other: EvalResult) -> MeanCI:
-        """Returns the mean difference of the scores, prompt by prompt; both were asked the same prompts.
+    def minus(self, other: EvalResult) -> MeanCI:
+        """Returns the mean difference of the scores, paired by prompt; both were given the same prompts.
 
-        Prompts that are hard for both cancel, so it is known better than either score.
+        Prompts that are hard for both cancel, so the difference has a smaller error than either score.
         """
-        values = [mine - its for mine, its in zip(self.scores, other.scores, strict=True)]
-        return MeanCI(sum(values) / len(values), *_clustered_interval(values, self.prompts))
+        differences = [mine - theirs for mine, theirs in zip(self.scores, other.scores, strict=True)]
+        mean = sum(differences) / len(differences)
+        return MeanCI(mean, *_clustered_interval(differences, self.prompts))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the numbers as a run logs them, ``eval/...``."""
+        score = self.estimates["score"]
+        return {
+            **{f"eval/{name}": estimate.mean for name, estimate in self.estimates.items()},
+            "eval/score_low": score.low,
+            "eval/score_high": score.high,
+            "eval/num_prompts": float(self.num_prompts),
+            "eval/reward_failures": float(self.failures),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
-        plain = {name: estimate.to_json() for name, estimate in self.estimates.items()}
+        estimates = {name: estimate.to_json() for name, estimate in self.estimates.items()}
         counts = {"num_prompts": self.num_prompts, "reward_failures": self.failures}
-        return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **plain}
-
-
-def evaluate(session: Session[Any]) -> dict[str, float]:
-    """Returns ``eval/score`` with its interval over the held-out prompts, the same ones at every call.
-
-    The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
-    beside it. Several answers to each prompt also give ``eval/pass_at_<k>`` where the score is right or
-    wrong, ``eval/best_of_<k>`` by the [evaluation] selector, and ``eval/maj_at_<n>`` where the judge can
-    tell what an answer says; k are the powers of two and the number of answers.
-    """
-    assert session.held_out is not None
-    verdict = _verdict(session, session.held_out)
-    session.reasons = verdict.reasons | session.reasons
-    score = verdict.estimates["score"]
-    return {
-        **{f"eval/{name}": estimate.mean for name, estimate in verdict.estimates.items()},
-        "eval/score_low": score.low,
-        "eval/score_high": score.high,
-        "eval/num_prompts": float(verdict.num_prompts),
-        "eval/reward_failures": float(verdict.failures),
-    }
+        return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **estimates}
 
 
 def evaluate_model(experiment: Experiment, run: Path | None = None) -> EvalResult:
-    """Returns the held-out scores of a model that isn't trained, on every rank.
+    """Returns the held-out scores of a model without training it, the same on every rank.
 
     Args:
-        experiment: a checked one with [evaluation.prompts]. run: folder of the run whose newest checkpoint is
-            judged; None: the weights are those of [model] path.
+        experiment: a checked experiment with [evaluation.prompts].
+        run: folder of the run whose newest checkpoint is evaluated; None: the weights of [model] path.
 
     Raises:
-        ConfigError: there are no held-out prompts, or no whole checkpoint.
+        ConfigError: there are no held-out prompts, or no complete checkpoint.
     """
     from titanrl.engine import init_distributed
 
     if experiment.evaluation is None or experiment.evaluation.prompts is None:
         raise ConfigError(
             "[evaluation.prompts] is missing; evaluate a file with held-out prompts, [sampler] and "
-            "[[reward]], and name the model or run that it shall judge by --model."
+            "[[reward]], and name the model or run to evaluate by --model."
         )
     init_distributed()
-    with closing(load_generator(experiment, run)) as host:
-        held_out = held_out_prompts(experiment, host.tokens)
-        assert held_out is not None
-        verdict = _verdict(host, held_out)
-    return verdict if run is None else verdict._replace(model=str(run))
+    with closing(load_generator(experiment, run)) as generator:
+        prompts = held_out_prompts(experiment, generator.tokenizer)
+        assert prompts is not None
+        result = evaluate(generator, experiment.evaluation, prompts)
+    return result._replace(model=str(run or experiment.model.path))
 
 
-def _verdict(host: Session[Any] | Generator, held_out: PromptLoader) -> EvalResult:
-    settings, rewards = host.experiment.evaluation, host.experiment.reward
-    assert settings is not None
-    samples = settings.samples_per_prompt
-    held_out.loader.load_state_dict({"position": 0})
-    rows = held_out.next_batch(min(settings.num_prompts, len(held_out.source)), samples)
-    judged = generate_and_score(
-        host, rows, step=0, seed=host.seed + 1, temperature=settings.temperature or None,
+def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoader) -> EvalResult:
+    """Returns the scores on the first held-out prompts, the same ones at every call; a collective.
+
+    The score is the raw value of one reward, never the weighted sum; the means of all rewards are reported
+    beside it. Several responses to each prompt also give ``pass_at_<k>`` where the score is 0 or 1,
+    ``best_of_<k>`` by the reward that [evaluation] selects, and ``maj_at_<n>`` where the reward can extract
+    the answer of a response; k are the powers of two and the number of responses.
+
+    Args:
+        context: the policy and its rewards.
+        settings: the [evaluation] table.
+        prompts: loader of the held-out prompts.
+    """
+    num_samples = settings.samples_per_prompt
+    prompts.loader.load_state_dict({"position": 0})
+    requests = prompts.next_batch(min(settings.num_prompts, len(prompts.source)), num_samples)
+    rollouts = generate_and_score(
+        context,
+        requests,
+        step=0,
+        seed=context.seed + 1,
+        temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
-    )  # fmt: skip
-    answers = judged.answers
-    groups = [answers[start : start + samples] for start in range(0, len(answers), samples)]
-    prompts = [tuple(row.prompt_ids) for row in rows[::samples]]
+    )
+    responses = rollouts.answers
+    groups = [responses[start : start + num_samples] for start in range(0, len(responses), num_samples)]
+    identities = [tuple(request.prompt_ids) for request in requests[::num_samples]]
 
-    def estimate(values: Sequence[float]) -> MeanCI:
-        return MeanCI(sum(values) / len(values), *interval(values, prompts))
+    def mean_of(values: Sequence[float]) -> MeanCI:
+        return MeanCI(sum(values) / len(values), *interval(values, identities))
 
-    judge = next(each for each in rewards if settings.reward in (None, each.label))
-    scores = [[answer.rewards[judge.label] for answer in group] for group in groups]
-    means_of_prompts = [sum(each) / samples for each in scores]
-    found = {"score": estimate(means_of_prompts)}
-    numbers = k_values(samples) if samples > 1 else []
+    scorer = next(each for each in context.rewards if settings.reward in (None, each.label))
+    scores = [[response.rewards[scorer.label] for response in group] for group in groups]
+    prompt_scores = [sum(each) / num_samples for each in scores]
+    estimates = {"score": mean_of(prompt_scores)}
+    ks = k_values(num_samples) if num_samples > 1 else []
     if all(score in (0.0, 1.0) for each in scores for score in each):
-        for k in numbers:
-            found[f"pass_at_{k}"] = estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
+        for k in ks:
+            estimates[f"pass_at_{k}"] = mean_of(
+                [pass_at_k(num_samples, int(sum(each)), k) for each in scores]
+            )
     if settings.selector is not None:
-        values = [[answer.rewards[settings.selector] for answer in group] for group in groups]
-        for k in numbers:
-            chosen = [best_of_k(*each, k) for each in zip(values, scores, strict=True)]
-            found[f"best_of_{k}"] = estimate(chosen)
-    if numbers and hasattr(judge.component, "answer_of"):
-        votes = [[judge.component.answer_of(answer.text) for answer in group] for group in groups]
-        won = [maj_at_k(*each) for each in zip(votes, scores, strict=True)]
-        found[f"maj_at_{samples}"] = estimate(won)
-    for label in (each.label for each in rewards):
-        means = [sum(answer.rewards[label] for answer in group) / samples for group in groups]
-        found[f"reward_{label}_mean"] = estimate(means)
-    tokens = [sum(answer.tokens for answer in group) / samples for group in groups]
-    found["response_tokens_mean"] = estimate(tokens)
+        selected = [[response.rewards[settings.selector] for response in group] for group in groups]
+        for k in ks:
+            pairs = zip(selected, scores, strict=True)
+            estimates[f"best_of_{k}"] = mean_of([best_of_k(*each, k) for each in pairs])
+    if ks and hasattr(scorer.component, "answer_of"):
+        votes = [[scorer.component.answer_of(response.text) for response in group] for group in groups]
+        pairs = zip(votes, scores, strict=True)
+        estimates[f"maj_at_{num_samples}"] = mean_of([maj_at_k(*each) for each in pairs])
+    for label in (each.label for each in context.rewards):
+        means = [sum(response.rewards[label] for response in group) / num_samples for group in groups]
+        estimates[f"reward_{label}_mean"] = mean_of(means)
+    tokens = [sum(response.tokens for response in group) / num_samples for group in groups]
+    estimates["response_tokens_mean"] = mean_of(tokens)
     return EvalResult(
-        host.experiment.model.path, len(groups), judged.failures, judged.reasons, found,
-        means_of_prompts, prompts,
-    )  # fmt: skip
+        "", len(groups), rollouts.failures, rollouts.reasons, estimates, prompt_scores, identities
+    )
 
 
 def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:
-    """Returns the 95% interval of the mean of ``values``, one of each prompt.
+    """Returns the 95% interval of the mean of ``values``, one per prompt.
 
-    Right-or-wrong values get Wilson's interval, which holds at 0 and 1 too; others the mean +- 1.96 standard
-    errors. Prompts that a source repeats are no further evidence: c different ones among n, the i-th m_i
-    times, count as ``n^2 / sum_i m_i^2`` in the one, and give cluster-robust errors in the other.
+    Values of 0 and 1 get Wilson's interval, which is valid at 0 and 1 too; others get the mean +- 1.96
+    standard errors. Repeated prompts add no evidence: if the i-th unique prompt occurs m_i times among n,
+    Wilson's interval uses the effective sample size ``n^2 / sum_i m_i^2``, and the errors are cluster-robust.
 
     Args:
-        prompts: what prompts are equal by, n; None: all differ.
+        values: one per prompt.
+        prompts: identity of each prompt; None: all are unique.
 
     Source: effective sample size, Kish 1965; clusters, arXiv 2411.00640.
     """
     n, mean = len(values), sum(values) / len(values)
     if set(values) <= {0.0, 1.0}:
         count = n * n / sum(m * m for m in Counter(range(n) if prompts is None else prompts).values())
-        centre = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
-        spread = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
-        half = Z95 / (1 + Z95**2 / count) * spread
-        return max(centre - half, 0.0), min(centre + half, 1.0)
+        center = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
+        deviation = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
+        half = Z95 / (1 + Z95**2 / count) * deviation
+        return max(center - half, 0.0), min(center + half, 1.0)
     return _clustered_interval(values, prompts)
 
 
 def _clustered_interval(
     values: Sequence[float], prompts: Sequence[Hashable] | None = None
 ) -> tuple[float, float]:
-    """Returns the mean of ``values`` +- 1.96 standard errors that are robust to equal prompts.
+    """Returns the mean of ``values`` +- 1.96 cluster-robust standard errors; equal prompts are a cluster.
 
     Args:
-        prompts: what prompts are equal by, n; None: all differ.
+        values: one per prompt.
+        prompts: identity of each prompt; None: all are unique.
 
     Source: arXiv 2411.00640.
     """

@@ -1,4 +1,4 @@
-"""How many of the held-out examples are different ones, and which of them are trained on too."""
+"""Overlap of held-out examples with the training data, and duplicates among them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ __all__ = ["Overlap", "compare"]
 
 
 class Overlap(NamedTuple):
-    """What a table of held-out examples holds."""
+    """Counts of one table of held-out examples."""
 
     table: str
     examples: int
-    """That a validation takes."""
-    different: int
-    trained_on: int
-    """Of the different ones."""
+    """Examples that a validation uses."""
+    num_unique: int
+    num_in_training: int
+    """Unique examples that also occur in the training data."""
     training: str
     """Table of the training examples."""
     training_examples: int
 
     def __str__(self) -> str:
-        also = f"{self.trained_on:,} of them" if self.trained_on else "none of them"
+        also = f"{self.num_in_training:,} of them" if self.num_in_training else "none of them"
         return (
-            f"[{self.table}] {self.examples:,} examples, {self.different:,} different, {also} among the "
+            f"[{self.table}] {self.examples:,} examples, {self.num_unique:,} unique, {also} among the "
             f"{self.training_examples:,} of [{self.training}]."
         )
 
 
 def compare(experiment: Experiment) -> Iterator[Overlap]:
-    """Yields what each held-out table holds, compared with all that is trained on; loads no model.
+    """Yields the overlap of each held-out table with the training data; loads no model.
 
-    Examples are the same if they ask the same, whatever the system message and the answer.
+    Examples are equal if their prompts are, whatever the system message and the reference answer.
 
     Raises:
         ConfigError: a source cannot be opened.
@@ -49,40 +49,46 @@ def compare(experiment: Experiment) -> Iterator[Overlap]:
     if evaluation is None:
         return
     training = "data" if experiment.prompts is None else "prompts"
-    trained, examples = _questions(getattr(experiment, training))
+    training_prompts, examples = _prompts_of(getattr(experiment, training))
     for name in ("data", "prompts"):
         settings = getattr(evaluation, name)
         if settings is not None:
-            held_out, count = _questions(settings, evaluation.num_prompts)
+            held_out, count = _prompts_of(settings, evaluation.num_prompts)
             yield Overlap(
-                f"evaluation.{name}", count, len(held_out), len(held_out & trained), training, examples
+                f"evaluation.{name}",
+                count,
+                len(held_out),
+                len(held_out & training_prompts),
+                training,
+                examples,
             )
 
 
-def _questions(settings: Any, most: int | None = None) -> tuple[set[str], int]:
-    """Returns what a source asks, and how many examples it has; bad ones ask nothing.
+def _prompts_of(settings: Any, limit: int | None = None) -> tuple[set[str], int]:
+    """Returns the unique prompts of a source, and how many examples were read; bad examples have none.
 
     Args:
-        most: of its examples are read; None: all.
+        settings: table of the source.
+        limit: how many examples to read; None: all.
     """
-    source, found = settings.open(), set[str]()
-    count = len(source) if most is None else min(len(source), most)
+    source, prompts = settings.open(), set[str]()
+    count = len(source) if limit is None else min(len(source), limit)
     for index in range(count):
         try:
-            found.add(_question(source[index]))
+            prompts.add(_prompt_of(source[index]))
         except ValueError:
-            continue  # What is wrong with it is told by whoever reads it for training.
-    return found, count
+            continue  # The loader reports it when it reads the example.
+    return prompts, count
 
 
-def _question(example: Prompt | tuple[Example, ...]) -> str:
-    """Returns all that comes before the first answer, without a system message."""
+def _prompt_of(example: Prompt | tuple[Example, ...]) -> str:
+    """Returns everything before the first response, without a system message."""
     if isinstance(example, Prompt):
-        asked: Any = example.messages
+        prompt: Any = example.messages
     else:
         row = example[0]
-        asked = row.prompt if row.prompt or isinstance(row.response, str) else row.response
-    if isinstance(asked, str):
-        return asked
-    before = takewhile(lambda message: message["role"] != "assistant", asked)
+        prompt = row.prompt if row.prompt or isinstance(row.response, str) else row.response
+    if isinstance(prompt, str):
+        return prompt
+    before = takewhile(lambda message: message["role"] != "assistant", prompt)
     return json.dumps([message for message in before if message["role"] != "system"])

@@ -1,4 +1,4 @@
-"""What several answers to one prompt say together: pass@k, best of k, majority vote. Plain numbers."""
+"""Metrics of several responses to one prompt: pass@k, best of k, maj@k."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["best_of_k", "maj_at_k", "k_values", "pass_at_k"]
 
 
 def k_values(samples: int) -> list[int]:
-    """Returns the k for which k of ``samples`` answers are looked at: powers of two from 2, and all."""
+    """Returns the k reported for ``samples`` responses: the powers of two from 2, and ``samples``."""
     return [*(2**power for power in range(1, samples.bit_length()) if 2**power < samples), samples]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Returns the unbiased chance that one of ``k`` answers is right: ``1 - C(n-c, k) / C(n, k)``.
+    """Returns the unbiased probability that one of ``k`` responses is correct: ``1 - C(n-c, k) / C(n, k)``.
 
     Source: Chen et al., arXiv 2107.03374.
     """
@@ -23,15 +23,17 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def best_of_k(values: Sequence[float], scores: Sequence[float], k: int) -> float:
-    """Returns the score to expect of the answer with the highest value among ``k`` drawn of the n answers.
+    """Returns the expected score of the response with the highest value among ``k`` of the n responses.
 
-        sum_i s_(i) C(n - i, k - 1) / C(n, k),  s_(i) = score of the answer with the i-th highest value
+        sum_i s_(i) C(n - i, k - 1) / C(n, k),  s_(i) = score of the response with the i-th highest value
 
-    Unbiased, as pass@k is, which it equals where values are scores of 0 or 1. Of equal values each is as
-    likely.
+    Unbiased like pass@k, which it equals where the values are the scores and are 0 or 1. Ties are broken
+    uniformly.
 
     Args:
-        values: by which is chosen, n. scores: what the choice is worth, n. k: in [1, n].
+        values: value of each response, by which the best is selected, n.
+        scores: score of each response, n.
+        k: number of responses to select from, in [1, n].
     """
     n = len(values)
     tied: dict[float, list[float]] = {}
@@ -42,10 +44,12 @@ def best_of_k(values: Sequence[float], scores: Sequence[float], k: int) -> float
 
 
 def maj_at_k(votes: Sequence[Hashable | None], scores: Sequence[float]) -> float:
-    """Returns the mean score of the answers that voted for what most did; of several such, the mean of all.
+    """Returns the mean score of the responses that give the most frequent answer; ties give the mean of all.
 
     Args:
-        votes: what each answer says, None where it says nothing; nobody's vote leaves the mean of ``scores``.
+        votes: answer extracted from each response, None where there is none; without any vote, the result is
+            the mean of ``scores``.
+        scores: score of each response.
 
     Source: self-consistency, arXiv 2203.11171.
     """

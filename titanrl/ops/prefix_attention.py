@@ -1,8 +1,8 @@
 """Exact attention over packed sequences that share prefixes; a shared prefix is computed once.
 
-A packed sequence is a walk through a prefix tree: a token is seen by itself and by those after it up to
-``visible_until``, which are the rest of its own run of tokens and all that branches off from there. So attention is a causal
-square for each run, and a full rectangle for each run that something branches off from: the branches'
+A packed sequence is a walk through a prefix tree: a token is seen by itself and by those after it
+up to ``visible_until``, which are the rest of its own run of tokens and all that branches off from there.
+So attention is a causal block for each run, and a full block for each run that has branches: the branches'
 queries on the run's keys. Both are torch's fused kernel, on many runs at a time, joined by their normalisers.
 """
 

@@ -1,38 +1,40 @@
-"""The batch: every key's shape, dtype, writer and meaning, and the check that runs at each stage border."""
+"""The batch: shape, dtype, writer and meaning of every key, and the check at each stage boundary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from titanrl.errors import SchemaError, did_you_mean
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["KEYS", "STAGES", "Key", "Stage", "check", "key_name"]
+__all__ = ["KEYS", "STAGES", "BatchKey", "Key", "Stage", "check", "key_name", "register_key"]
 
 Stage = Literal["sample", "score", "estimate", "weigh", "update"]
 STAGES: tuple[Stage, ...] = ("sample", "score", "estimate", "weigh", "update")
-"""The stages of one step, in order. Offline, a source writes what `sample` writes."""
+"""The stages of one step, in order. Offline, the data source writes the keys of `sample`."""
 
-BatchKey = str | tuple[str, ...]
+BatchKey: TypeAlias = str | tuple[str, ...]
+Shape: TypeAlias = Literal["[N]", "[N, L]", "[N, L, K]"]
+Dtype: TypeAlias = Literal["int64", "int32", "int8", "bool", "float32", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key of the batch."""
 
-    shape: Literal["[N]", "[N, L]", "[N, L, K]"]
-    dtype: Literal["int64", "int32", "int8", "bool", "float32", "text"]
+    shape: Shape
+    dtype: Dtype
     writer: Stage
     meaning: str
     role: str | None = None
     """Table that must exist for the key to be written: ``reference``, ``critic``, ``teacher``."""
     zero_where_masked: bool = False
     finite: bool = False
-    """Whether trainable places (or rows) must be finite."""
+    """Whether the values must be finite where ``loss_mask`` is true (shape [N]: in every row)."""
 
 
 KEYS: dict[BatchKey, Key] = {
@@ -40,45 +42,98 @@ KEYS: dict[BatchKey, Key] = {
     "labels": Key("[N, L]", "int64", "sample", "raw[1:], right-padded; position t scores labels[:, t]"),
     "loss_mask": Key("[N, L]", "bool", "sample", "true iff labels[t] was sampled by the policy"),
     "sampler_logprob": Key("[N, L]", "float32", "sample", "log-prob under the distribution sampled from"),
-    "policy_version": Key("[N]", "int32", "sample", "policy version at the first sampled token"),
-    "policy_version_token": Key(
-        "[N, L]", "int32", "sample", "policy version that sampled labels[t]", zero_where_masked=True,
-    ),
+    "policy_version": Key("[N]", "int32", "sample", "version of the weights at the first sampled token"),
+    "policy_version_token": Key("[N, L]", "int32", "sample", "version of the weights per token; -1: masked"),
+    "current_version": Key("[N]", "int32", "sample", "version of the weights being trained, on every row"),
     "group_id": Key("[N]", "int64", "sample", "rows of one prompt, or one preference pair; contiguous"),
-    "prompt_id": Key("[N]", "int64", "sample", "identity of the prompt, stable over steps and restarts"),
     "row_id": Key("[N]", "int64", "sample", "number of the row in its step, over all ranks"),
+    "prompt_id": Key("[N]", "int64", "sample", "identity of the prompt, stable over steps and restarts"),
     "finish_reason": Key("[N]", "int8", "sample", "0 stop, 1 length, 2 abort"),
     "agent_id": Key("[N]", "int64", "sample", "agent of a multi-agent episode"),
-    "baseline_reward": Key("[N]", "float32", "sample", "reward of the greedy answer to the same prompt"),
+    "baseline_reward": Key("[N]", "float32", "sample", "reward of the greedy response to the same prompt"),
     "margin": Key("[N]", "float32", "sample", "human margin of a preference pair, equal on its two rows"),
     "head_id": Key("[N]", "int64", "sample", "value head that the labels are about; -1: the weighted sum"),
     ("text", "prompt"): Key("[N]", "text", "sample", "prompt as text"),
     ("text", "response"): Key("[N]", "text", "sample", "response as text, special tokens left out"),
     ("text", "answer"): Key("[N]", "text", "sample", "reference answer, or the scorer's JSON"),
-    ("text", "columns"): Key("[N]", "text", "sample", "the dataset row's other columns, one mapping per row"),
+    ("text", "columns"): Key("[N]", "text", "sample", "the other columns of the prompt's row, a mapping"),
     ("text", "source"): Key("[N]", "text", "sample", "name of the source that the prompt comes from"),
     "reward": Key("[N]", "float32", "score", "weighted sum of the rewards; NaN marks an unscored row"),
-    "old_logprob": Key("[N, L]", "float32", "score", "trainer's log-probs before the update", finite=True),
+    "old_logprob": Key("[N, L]", "float32", "score", "policy's log-probs before the update", finite=True),
     "old_entropy": Key("[N, L]", "float32", "score", "policy's entropy before the update, nats", finite=True),
     "sum_pi_squared": Key("[N, L]", "float32", "score", "sum over the vocabulary of pi_old^2", finite=True),
-    "ref_logprob": Key("[N, L]", "float32", "score", "log-probs of the anchor", "reference", finite=True),
-    "teacher_logprob": Key("[N, L]", "float32", "score", "log-probs of the teacher", "teacher", finite=True),
-    "candidate_ids": Key("[N, L, K]", "int64", "score", "teacher's likeliest token ids", "teacher"),
+    "ref_logprob": Key(
+        "[N, L]", "float32", "score", "reference policy's log-probs", "reference", finite=True
+    ),
+    "teacher_logprob": Key("[N, L]", "float32", "score", "teacher's log-probs", "teacher", finite=True),
+    "candidate_ids": Key("[N, L, K]", "int64", "score", "teacher's top-k token ids", "teacher"),
     "candidate_logprob": Key("[N, L, K]", "float32", "score", "teacher's log-probs of them", "teacher"),
     "value": Key("[N, L]", "float32", "score", "critic's values before the update", "critic", finite=True),
-    "final_value": Key("[N]", "float32", "score", "critic's value after the last trainable token", "critic"),
+    "final_value": Key("[N]", "float32", "score", "critic's value after the last response token", "critic"),
     "reference_point": Key("[N]", "float32", "score", "KTO's z, the same on every row", "reference"),
-    "token_reward": Key("[N, L]", "float32", "estimate", "reward on the last trainable token, less KL"),
+    "token_reward": Key("[N, L]", "float32", "estimate", "reward per token, less KL in the reward"),
     "advantage": Key("[N, L]", "float32", "estimate", "advantage", zero_where_masked=True, finite=True),
     "returns": Key("[N, L]", "float32", "estimate", "critic's target", zero_where_masked=True, finite=True),
     "correction_weight": Key(
-        "[N, L]", "float32", "estimate", "product of the corrections", finite=True,
-        zero_where_masked=True,
+        "[N, L]", "float32", "estimate", "product of the corrections", zero_where_masked=True, finite=True
     ),
-    "keep": Key("[N, L]", "bool", "estimate", "and of the corrections' keep masks"),
-    "loss_weight": Key("[N, L]", "float32", "weigh", "the normaliser", zero_where_masked=True, finite=True),
-}  # fmt: skip
-"""Every key a stage may write; ("rewards", name) beside them holds each reward unweighted, [N] float32."""
+    "keep": Key("[N, L]", "bool", "estimate", "conjunction of the corrections' keep masks"),
+    "loss_weight": Key("[N, L]", "float32", "weigh", "the normalizer", zero_where_masked=True, finite=True),
+}
+"""Every key that a stage may write. Beside them, ("rewards", name) holds each reward unweighted, [N] float32,
+and ("token_rewards", name) each per-token reward, [N, L] float32."""
+
+
+def register_key(
+    name: str,
+    shape: Shape,
+    dtype: Dtype,
+    writer: Stage,
+    meaning: str,
+    *,
+    zero_where_masked: bool = False,
+    finite: bool = False,
+) -> None:
+    """Adds a key to the batch, which a component of the writing stage names in its ``out_keys``.
+
+    Any component may read it. A source writes it from the column of that name, a sampler from
+    ``Completion.extras``, a reward by
+    returning it by name. Registering the same key twice with the same facts is fine, so that a file may be
+    imported twice.
+
+    Args:
+        name: key of the batch; not a built-in one.
+        shape: ``[N]`` (one value per row), ``[N, L]`` (one per label) or ``[N, L, K]``.
+        dtype: torch dtype by name, or ``text`` for Python objects per row, which only rewards read.
+        writer: stage that writes it: ``sample`` (a source, a sampler) or ``score`` (a reward).
+        meaning: one phrase for ``titanrl show`` and the documentation, with its unit.
+        zero_where_masked: whether values are checked to be 0 where ``loss_mask`` is false.
+        finite: whether values are checked to be finite where ``loss_mask`` is true.
+
+    Raises:
+        ValueError: an empty name, an unknown shape, dtype or stage, or a key registered with other facts.
+    """
+    for what, value, allowed in (
+        ("shape", shape, get_args(Shape)),
+        ("dtype", dtype, get_args(Dtype)),
+        ("writer", writer, ("sample", "score")),
+    ):
+        if value not in allowed:
+            near = did_you_mean(str(value), allowed) or ";"
+            raise ValueError(
+                f"batch key {name!r}: {what} must be one of {', '.join(allowed)}, got {value!r}{near}"
+            )
+    if not isinstance(name, str) or not name.isidentifier() or name in ("text", "rewards", "token_rewards"):
+        raise ValueError(f"batch key must be a Python identifier that is not taken, got {name!r}.")
+    if (shape == "[N, L, K]" or dtype == "text") and writer == "score":
+        raise ValueError(f"batch key {name!r}: a reward writes [N] or [N, L] numbers, got {shape} {dtype}.")
+    key = Key(shape, dtype, writer, meaning, zero_where_masked=zero_where_masked, finite=finite)
+    known = KEYS.setdefault(name, key)
+    if known != key:
+        raise ValueError(
+            f"batch key {name!r} is already registered as {known.shape} {known.dtype}, written by stage "
+            f"{known.writer!r} ({known.meaning}); choose another name."
+        )
 
 
 def key_name(key: BatchKey) -> str:
@@ -87,10 +142,12 @@ def key_name(key: BatchKey) -> str:
 
 
 def check(batch: TensorDict, after: Stage, keys: Iterable[BatchKey] = ()) -> None:
-    """Checks shapes, dtypes and promises of all that stages up to ``after`` wrote.
+    """Checks shapes, dtypes and guarantees of every key that the stages up to ``after`` wrote.
 
     Args:
-        batch: batch_size [N]. keys: those that must be present.
+        batch: batch_size [N].
+        after: the stage that ended last.
+        keys: keys that must be present.
 
     Raises:
         SchemaError: naming the key, what is wrong, and the stage that wrote it.

@@ -21,7 +21,7 @@ from titanrl.preflight.verify import preflight
 from titanrl.recipes.summary import StageResult, remark_of_data, remark_of_run, summarize
 from titanrl.report.folder import RunFolder, write_atomic
 from titanrl.rollout.rejection_sampling import collect
-from titanrl.training.online import train
+from titanrl.training.run import train
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment

@@ -51,6 +51,6 @@ def dataflow_plot(flow: Sequence[Node]) -> Markup:
         stages[-1]["width"] += COLUMN
     return render(
         "dataflow.svg", lanes=lanes, stages=stages, top=TOP,
-        actors=[(x, actor.actor) for x, actor in zip(columns, flow, strict=True)],
+        actors=[(x, actor.name) for x, actor in zip(columns, flow, strict=True)],
         width=left + COLUMN * len(flow) + 96, height=TOP + 34 + ROW * len(keys),
     )  # fmt: skip

@@ -144,7 +144,7 @@ def _dataflows(runs: Sequence[RunRecord]) -> list[Markup]:
     pictures: dict[Markup, list[str]] = {}
     for run in runs:
         try:
-            picture = dataflow_plot(load(RunFolder(run.path).config).flows())
+            picture = dataflow_plot(load(RunFolder(run.path).config).dataflow())
         except ConfigError as error:
             picture = note(f"The run's file cannot be read any more: {error}")
         pictures.setdefault(picture, []).append(run.name)

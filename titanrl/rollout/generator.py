@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from titanrl.data.collate import collate_rollouts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
+from titanrl.rollout.context import start_sampler
 from titanrl.rollout.rewards import Failures, score_on_leader
 from titanrl.rollout.sampling import generate
-from titanrl.training.session import Session, start_sampler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
+    from titanrl.config.tables import Reward
     from titanrl.engine import Engine
-    from titanrl.protocols import RolloutRequest, Sampler
+    from titanrl.protocols import RolloutRequest, Sampler, SamplerSettings
+    from titanrl.rollout.context import RolloutContext
 
 __all__ = ["ScoredResponse", "ScoredRollouts", "Generator", "generate_and_score", "load_generator"]
 
@@ -51,16 +53,17 @@ class ScoredRollouts(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Generator:
-    """The live parts of a policy that answers and isn't trained, on this rank."""
+    """A policy that is sampled from and not trained: its live parts on this rank."""
 
-    experiment: Experiment
     engine: Engine
-    tokens: ChatTokenizer
+    tokenizer: ChatTokenizer
     sampler: Sampler
-
-    @property
-    def seed(self) -> int:
-        return self.experiment.run.seed
+    sampler_settings: SamplerSettings
+    rewards: tuple[Reward, ...]
+    model_path: str
+    max_length: int
+    """Longest prompt + response, tokens."""
+    seed: int
 
     @property
     def is_main(self) -> bool:
@@ -73,32 +76,45 @@ class Generator:
 
 
 def load_generator(experiment: Experiment, run: Path | None = None) -> Generator:
-    """Returns the policy of an experiment with its sampler, and without reference, teacher and critic.
+    """Returns the policy of an experiment with its sampler, without reference, teacher and critic.
 
     Args:
-        run: folder of a run, whose newest checkpoint it is; None: the weights are those of [model] path.
+        experiment: a checked experiment with a [sampler].
+        run: folder of a run, whose newest checkpoint is loaded; None: the weights of [model] path.
 
     Raises:
-        ConfigError: the run holds no whole checkpoint.
+        ConfigError: the run holds no complete checkpoint.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
     from titanrl.engine.export import checkpoint_of
     from titanrl.engine.restore import load_weights
 
+    model, settings, seed = experiment.model, experiment.sampler, experiment.run.seed
+    assert settings is not None
     set_threads()
-    torch.manual_seed(experiment.run.seed)
-    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
+    torch.manual_seed(seed)
+    tokenizer = ChatTokenizer(model.path, model.chat_template)
     engine = Engine(replace(EngineConfig.of(experiment), critic=None, frozen={}))
     if run is not None:
         load_weights(engine.modules, checkpoint_of(run))
-    sampler = start_sampler(experiment, engine, tokens)
-    assert sampler is not None
+    sampler = start_sampler(
+        settings, engine, tokenizer, training=experiment.training, model_path=model.path, seed=seed
+    )
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
-    return Generator(experiment=experiment, engine=engine, tokens=tokens, sampler=sampler)
+    return Generator(
+        engine=engine,
+        tokenizer=tokenizer,
+        sampler=sampler,
+        sampler_settings=settings,
+        rewards=experiment.reward,
+        model_path=model.path,
+        max_length=experiment.training.seq_len,
+        seed=seed,
+    )
 
 
 def generate_and_score(
-    host: Session[Any] | Generator,
+    host: RolloutContext,
     rows: Sequence[RolloutRequest],
     *,
     step: int,
@@ -116,10 +132,10 @@ def generate_and_score(
     failures = Failures({}, {})
     if kept:
         local = [rows[number] for number in kept]
-        batch = collate_rollouts(local, samples, decode=host.tokens.decode, version=host.sampler.version)
-        scored = score_on_leader(host.engine, batch, host.experiment.reward)
+        batch = collate_rollouts(local, samples, decode=host.tokenizer.decode, version=host.sampler.version)
+        scored = score_on_leader(host.engine, batch, host.rewards)
         scores, failures = scored.scores, scored.failures
-        labels = [each.label for each in host.experiment.reward]
+        labels = [each.label for each in host.rewards]
         for index, sample in enumerate(samples):
             answer = ScoredResponse(
                 text=batch["text", "response"][index],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
+    from titanrl.config.rft import RFT
     from titanrl.rollout.generator import Generator
 
 __all__ = ["collect"]
@@ -54,23 +55,23 @@ def collect(experiment: Experiment, to: Path) -> Path:
         with closing(load_generator(experiment)) as host:
             workers = Workers(experiment.loop.data_workers, ahead=settings.prompts_per_batch)
             feed = prompt_feed(
-                experiment, source, host.tokens, table="prompts", shuffle=False, workers=workers
+                experiment, source, host.tokenizer, table="prompts", shuffle=False, workers=workers
             )
             feed.loader.load_state_dict({"position": done})
             with closing(feed.loader):
-                _walk(host, feed, folder, range(done, wanted))
+                _walk(host, settings, feed, folder, range(done, wanted), live=experiment.report.progress)
     collectives.broadcast_object(None)  # No rank goes on before the first one has written everything.
     return folder.rows
 
 
-def _walk(host: Generator, feed: PromptLoader, folder: RFTFolder, prompts: range) -> None:
-    settings = host.experiment.rft
-    assert settings is not None
+def _walk(
+    host: Generator, settings: RFT, feed: PromptLoader, folder: RFTFolder, prompts: range, *, live: bool
+) -> None:
     samples, size = settings.samples_per_prompt, settings.prompts_per_batch
     if host.is_main:
         folder.open(prompts.start)
     batches = [prompts[place : place + size] for place in range(0, len(prompts), size)]
-    view = StepView(len(batches), enabled=host.is_main, live=host.experiment.report.progress)
+    view = StepView(len(batches), enabled=host.is_main, live=live)
     with closing(folder), view:
         failures, reasons = 0, dict[str, str]()
         for batch in batches:

@@ -10,8 +10,7 @@ from titanrl.engine.bins import balance
 
 if TYPE_CHECKING:
     from titanrl.protocols import Completion, RolloutRequest
-    from titanrl.rollout.generator import Generator
-    from titanrl.training.session import Session
+    from titanrl.rollout.context import RolloutContext
 
 __all__ = ["shard_prompts", "generate"]
 
@@ -36,7 +35,7 @@ def shard_prompts(rows: Sequence[RolloutRequest], count: int, longest: int) -> l
 
 
 def generate(
-    host: Session | Generator,
+    host: RolloutContext,
     rows: Sequence[RolloutRequest],
     *,
     step: int,
@@ -52,8 +51,7 @@ def generate(
     Args:
         rows: all rows, the same on every rank. step, seed, temperature, greedy: see Sampler.
     """
-    engine, settings = host.engine, host.experiment.sampler
-    assert settings is not None
+    engine, settings = host.engine, host.sampler_settings
     size = host.sampler.ranks_per_engine
     shares = shard_prompts(rows, engine.world_size // size, settings.max_response_tokens)
     mine = shares[engine.rank // size]

@@ -94,8 +94,8 @@ class BestOf:
 
     def __init__(self, host: Generator, reward: str | None = None) -> None:
         self._host, self._label = host, reward
-        self._judges = ranking_rewards(host.experiment.reward, reward)
-        self._vocab_size = inspect(host.experiment.model.path).vocab_size
+        self._judges = ranking_rewards(host.rewards, reward)
+        self._vocab_size = inspect(host.model_path).vocab_size
 
     def __call__(self, questions: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
         """Returns what came of each question; the others do not suffer from one that cannot be answered.
@@ -132,7 +132,7 @@ class BestOf:
         """Raises:
         ValueError: a prompt that cannot be tokenized, or is too long.
         """
-        tokens, prompt = self._host.tokens, question.prompt
+        tokens, prompt = self._host.tokenizer, question.prompt
         if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
             ids = [token for token in prompt if isinstance(token, int)]
             if max(ids) >= self._vocab_size:
@@ -147,10 +147,10 @@ class BestOf:
                 raise
             except ValueError as error:
                 raise ValueError(f"messages {error}") from error
-        sampler = self._host.experiment.sampler
+        sampler = self._host.sampler_settings
         assert sampler is not None
         longest = sampler.max_response_tokens if question.max_tokens is None else question.max_tokens
-        room = self._host.experiment.training.seq_len
+        room = self._host.max_length
         if not ids:
             raise ValueError("prompt has no tokens; give it text.")
         if len(ids) + longest > room:
@@ -188,7 +188,7 @@ class BestOf:
 
     def _ended(self, sample: Completion, stop: Sequence[str]) -> _Answer:
         """Returns an answer up to the first of some texts, with the tokens that it took to see that."""
-        decode = self._host.tokens.decode
+        decode = self._host.tokenizer.decode
         text = decode(sample.ids)
         places = [text.index(each) for each in stop if each in text]
         if not places:

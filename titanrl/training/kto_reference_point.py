@@ -1,8 +1,8 @@
-"""KTO's reference point: how far the policy has moved from the reference on answers to other prompts."""
+"""KTO's reference point: the policy's distance from the reference on mismatched prompts and responses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -12,49 +12,51 @@ from titanrl.errors import TrainingError
 from titanrl.ops.sequence import sequence_sum
 
 if TYPE_CHECKING:
-    from titanrl.training.session import Session
+    from titanrl.engine import Engine
 
-__all__ = ["mismatched", "set_reference_point"]
+__all__ = ["mismatched", "reference_point"]
 
 
-def set_reference_point(session: Session[Any], batch: TensorDict) -> TensorDict:
-    """Returns the global batch with ``reference_point`` [N] where some component reads it, else as it is.
+def reference_point(engine: Engine, batch: TensorDict, max_length: int) -> float:
+    """Returns KTO's z at the weights before the update; a collective.
 
         z = max(0, mean over the rows of sum_t m (l - l_ref))
 
-    on each prompt with the answer of the row before it, at the weights before the update; the clamp comes
-    after the mean over all ranks. Every row carries the same number.
+    Each prompt is paired with the response of the row before it; the clamp comes after the mean over the
+    rows of all ranks.
+
+    Args:
+        engine: its policy and its frozen model ``reference`` score the rows.
+        batch: this rank's rows, with input_ids, labels, loss_mask [n, L] and row_id [n].
+        max_length: longest row, tokens; longer ones lose their end.
 
     Source: KTO 2402.01306.
 
     Raises:
-        TrainingError: one row alone, which has no other's answer.
+        TrainingError: one row alone, which has no other row's response.
     """
-    if "reference_point" not in session.scored_keys:
-        return batch
-    if len(batch) < 2:
+    rows = batch.select("input_ids", "labels", "loss_mask", "row_id")
+    rows = collectives.gather(rows, engine.dp_group, engine.dp_degree)
+    if len(rows) < 2:
         raise TrainingError(
-            "[algorithm.loss] 'kto' compares each prompt with another row's answer, got a step of one row; "
+            "[algorithm.loss] 'kto' compares each prompt with another row's response, got a step of one row; "
             "raise [loop] prompts_per_step."
         )
-    engine = session.engine
-    rows = collectives.shard_batch(
-        mismatched(batch, session.experiment.training.seq_len), engine.dp_rank, engine.dp_degree
-    )
-    log_ratio = engine.score(rows)["logprob"] - engine.frozen["reference"].score(rows)["logprob"]
-    local = sequence_sum(log_ratio, rows["loss_mask"]).double().sum()
-    parts = collectives.gather_objects([float(local)], engine.dp_group, engine.dp_degree)
-    point = max(0.0, sum(parts) / len(batch))
-    return batch.copy().set("reference_point", torch.full((len(batch),), point))
+    local = collectives.shard_batch(mismatched(rows, max_length), engine.dp_rank, engine.dp_degree)
+    log_ratio = engine.score(local)["logprob"] - engine.frozen["reference"].score(local)["logprob"]
+    distance = sequence_sum(log_ratio, local["loss_mask"]).double().sum()
+    parts = collectives.gather_objects([float(distance)], engine.dp_group, engine.dp_degree)
+    return max(0.0, float(sum(parts)) / len(rows))
 
 
 def mismatched(batch: TensorDict, max_length: int) -> TensorDict:
-    """Returns N rows: the prompt of row i with the answer of row i - 1, the first with the last row's.
+    """Returns N rows: the prompt of row i with the response of row i - 1, the first with the last row's.
 
-    A prompt ends where the first trained label begins; an answer is all from there to the last trained label.
+    A prompt ends at the first loss token; a response reaches from there to the last loss token.
 
     Args:
-        batch: input_ids, labels, loss_mask [N, L]. max_length: of a row, tokens; longer ones lose their end.
+        batch: input_ids, labels, loss_mask [N, L].
+        max_length: longest row, tokens; longer ones lose their end.
     """
     mask = batch["loss_mask"]
     raw = torch.cat([batch["input_ids"][:, :1], batch["labels"]], dim=1)
@@ -64,18 +66,18 @@ def mismatched(batch: TensorDict, max_length: int) -> TensorDict:
     rows: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i in range(len(mask)):
         start, end = starts[i - 1], ends[i - 1]
-        # A row without a trained label has no answer; its successor then keeps its prompt alone.
-        answer, trained = raw[i - 1, start:end], mask[i - 1, start - 1 : max(end - 1, start - 1)]
+        # A row without a loss token has no response; the next row then keeps its prompt alone.
+        response, sampled = raw[i - 1, start:end], mask[i - 1, start - 1 : max(end - 1, start - 1)]
         prompt = raw[i, : starts[i]]
-        ids = torch.cat([prompt, answer])[:max_length]
-        rows.append((ids, torch.cat([torch.zeros(len(prompt), dtype=torch.bool), trained])[:max_length]))
+        ids = torch.cat([prompt, response])[:max_length]
+        rows.append((ids, torch.cat([torch.zeros(len(prompt), dtype=torch.bool), sampled])[:max_length]))
     length = max(len(ids) for ids, _ in rows) - 1
     shape = (len(rows), length)
     input_ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     loss_mask = torch.zeros(shape, dtype=torch.bool)
-    for i, (ids, trained) in enumerate(rows):
+    for i, (ids, sampled) in enumerate(rows):
         end = len(ids) - 1
-        input_ids[i, :end], labels[i, :end], loss_mask[i, :end] = ids[:-1], ids[1:], trained[1:]
+        input_ids[i, :end], labels[i, :end], loss_mask[i, :end] = ids[:-1], ids[1:], sampled[1:]
     return TensorDict(
         {
             "input_ids": input_ids,

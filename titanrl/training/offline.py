@@ -1,6 +1,6 @@
-"""Training on fixed answers, whole: rows, score, estimate, weigh, update, report.
+"""The offline loop: examples of a dataset, score, compute advantages, compute loss weights, update.
 
-Supervised, preference, reward-model and process-reward training, and distillation on a data set.
+It covers supervised, preference, reward-model and process-reward training, and distillation on a dataset.
 """
 
 from __future__ import annotations
@@ -17,106 +17,101 @@ from titanrl.data.encode import TokenizedExample
 from titanrl.data.examples import ExampleLoader, training_data
 from titanrl.engine import collectives
 from titanrl.errors import TrainingError
-from titanrl.eval.evaluate import evaluate
-from titanrl.eval.reward_model import held_out_scores
+from titanrl.eval.reward_model import reward_model_metrics
 from titanrl.protocols.batch import check
-from titanrl.training.run import StageTimer, TrainLoop, run
+from titanrl.registry.loops import register_loop
+from titanrl.training.run import StageTimer, TrainLoop
 from titanrl.training.session import Session
-from titanrl.training.stages import score_models, sync
+from titanrl.training.stages import evaluate_prompts, score_models, sync
 from titanrl.training.step import gather_and_compute_advantages, optimize
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tensordict import TensorDict
 
-    from titanrl.config.experiment import Experiment
 
-__all__ = ["train", "train_step", "validate"]
+__all__ = ["offline", "train_step", "validate"]
 
 
-def train(experiment: Experiment, *, resume: bool = False) -> Path:
-    """Runs an experiment with [data] to its last step and returns its run folder.
-
-    Raises:
-        ConfigError: what only the data can tell: bad rows, rows that are too long.
-        TrainingError: nothing is left to train on.
-    """
-    procedure = TrainLoop(feed=training_data, step=train_step, validate=validate, sync=_rest)
-    return run(procedure, experiment, resume=resume)
+@register_loop("offline")
+def offline() -> TrainLoop[ExampleLoader]:
+    """Returns the loop that trains on the examples of a dataset."""
+    return TrainLoop(open_loader=training_data, step=train_step, validate=validate, sync=_sleep)
 
 
 def train_step(
-    session: Session[ExampleLoader], step: int, clock: StageTimer
+    session: Session[ExampleLoader], step: int, timer: StageTimer
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Moves the weights by one step; returns its metrics and some of its rows.
+    """Makes one training step; returns its metrics and some of its rows.
+
+    Args:
+        session: the run.
+        step: number of the training step, from 0.
+        timer: measures the stages.
 
     Raises:
-        TrainingError: the filters dropped every group of every draw.
+        TrainingError: the filters dropped every example of every attempt.
     """
-    loop, dropped = session.experiment.loop, 0
-    for draw in range(loop.max_resample_attempts + 1):
-        with clock("data"):
-            groups, too_long = session.feed.next_batch(loop.prompts_per_step)
-            dropped += too_long
-            local = _local(session, groups, first_group=draw * loop.prompts_per_step)
-        with clock("score"):
-            local = score_models(session, local)
-        with clock("estimate"):
-            whole, batch, metrics = gather_and_compute_advantages(session, local)
+    loop, dropped = session.loop, 0
+    for attempt in range(loop.max_resample_attempts + 1):
+        with timer("data"):
+            groups, num_overlong = session.loader.next_batch(loop.prompts_per_step)
+            dropped += num_overlong
+            local = _local(session, groups, first_group=attempt * loop.prompts_per_step)
+        with timer("score"):
+            local = score_models(session, local, on_policy=True)
+        with timer("estimate"):
+            scored, batch, metrics = gather_and_compute_advantages(session, local, on_policy=True)
         if len(batch):
             break
     else:
         raise TrainingError(
-            f"[[algorithm.filter]] dropped every example of {loop.max_resample_attempts + 1} draws in step {step}; "
-            "loosen the filter, raise [loop] max_resample_attempts, or check the data."
+            f"[[algorithm.filter]] dropped every example in {loop.max_resample_attempts + 1} attempts of "
+            f"step {step}; loosen the filter, raise [loop] max_resample_attempts, or check the data."
         )
-    with clock("update"):
-        sums = optimize(session, batch, step)
-    metrics |= means(sums) | _data_metrics(groups, session.feed.epoch, dropped)
-    session.control(metrics, num_sequences=len(whole), step=step)
+    with timer("update"):
+        sums = optimize(session, batch, step, on_policy=True)
+    metrics |= means(sums) | _data_metrics(groups, session.loader.epoch, dropped)
+    session.control(metrics, num_sequences=len(scored), step=step)
     return metrics, _shown(session, groups)
 
 
 def validate(session: Session[ExampleLoader]) -> dict[str, float]:
-    """Returns what is held out says of the weights, ``eval/...``; nothing is trained.
-
-    That is the loss of examples and all that it reports, the score of sampled answers to prompts, or both.
-    """
-    metrics = {} if session.held_out_data is None else _held_out_loss(session, session.held_out_data)
-    if session.held_out is not None:
+    """Returns the ``eval/...`` metrics on held-out examples, held-out prompts, or both."""
+    metrics = {} if session.eval_examples is None else _held_out_loss(session, session.eval_examples)
+    if session.eval_prompts is not None:
         sync(session, session.state.step)
-        metrics |= evaluate(session)
+        metrics |= evaluate_prompts(session)
         session.sampler.sleep()
     return metrics
 
 
-def _rest(session: Session[ExampleLoader], version: int) -> None:
-    """A sampler, if there is one, answers held-out prompts only and gets its weights for them."""
+def _sleep(session: Session[ExampleLoader], version: int) -> None:
+    """Puts the sampler to sleep: it only serves validations, which send it the weights."""
     del version
     if session.live_sampler is not None:
         session.live_sampler.sleep()
 
 
 def _held_out_loss(session: Session[ExampleLoader], held_out: ExampleLoader) -> dict[str, float]:
-    assert session.experiment.evaluation is not None
+    assert session.evaluation is not None
     engine = session.engine
-    groups = list(held_out.iterate_once(session.experiment.evaluation.num_prompts))
+    groups = list(held_out.iterate_once(session.evaluation.num_prompts))
     if not groups:
         raise TrainingError("[evaluation.data] holds no example that fits into [training] seq_len; raise it.")
-    # A copy, as estimators may keep a memory of what they have seen.
-    judging = replace(session, experiment=copy.deepcopy(session.experiment))
-    local = score_models(judging, _local(judging, groups, out_of=held_out))
-    _, batch, _ = gather_and_compute_advantages(judging, local)
+    # A copy, because a validation must not change the state of components.
+    validation = replace(session, algorithm=copy.deepcopy(session.algorithm))
+    local = score_models(validation, _local(validation, groups, out_of=held_out), on_policy=True)
+    _, batch, _ = gather_and_compute_advantages(validation, local, on_policy=True)
     rows = collectives.shard_batch(
-        compute_loss_weights(batch, judging.experiment.algorithm), engine.dp_rank, engine.dp_degree
+        compute_loss_weights(batch, validation.algorithm), engine.dp_rank, engine.dp_degree
     )
     sums = engine.measure(rows, session.objective, session.coefficients())
-    judged = {name: value for name, value in means(sums).items() if not name.startswith("update/")}
+    measured = {name: value for name, value in means(sums).items() if not name.startswith("update/")}
     names = {"loss/total": "eval/loss"}
-    metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in judged.items()}
-    if judging.experiment.model.head == "value":
-        metrics |= held_out_scores(session, rows)
+    metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in measured.items()}
+    if validation.is_value_model:
+        paired = getattr(session.objective.loss, "paired", False)
+        metrics |= reward_model_metrics(engine, rows, paired=paired)
     return metrics | {"eval/num_examples": float(len(groups))}
 
 
@@ -128,7 +123,7 @@ def _local(
     out_of: ExampleLoader | None = None,
 ) -> TensorDict:
     """Returns this rank's share of the groups as a batch."""
-    feed = session.feed if out_of is None else out_of
+    feed = session.loader if out_of is None else out_of
     batch = collate_examples(groups, out_keys=feed.settings.out_keys, first_group=first_group)
     check(batch, "sample", feed.settings.out_keys)
     mine = session.shard_slice(len(groups))
@@ -155,7 +150,7 @@ def _shown(
     session: Session[ExampleLoader], groups: Sequence[Sequence[TokenizedExample]]
 ) -> list[dict[str, Any]]:
     """Returns the first rows of the step as texts, what is trained apart from what comes before."""
-    decode = session.tokens.decode_prompt
+    decode = session.tokenizer.decode_prompt
     rows = [(number, row) for number, group in enumerate(groups) for row in group]
     return [
         {
@@ -166,5 +161,5 @@ def _shown(
             "group": number,
             **row.scalars,
         }
-        for number, row in rows[: session.experiment.report.samples_per_step]
+        for number, row in rows[: session.logged_samples]
     ]

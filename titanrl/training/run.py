@@ -1,4 +1,4 @@
-"""A run from its folder to its last step, whatever a step is made of."""
+"""A run from its folder to its last step, with any training loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any, Generic
 from titanrl.config.dump import to_table
 from titanrl.engine import collectives, init_distributed
 from titanrl.errors import TrainingError
+from titanrl.registry.loops import training_loop
 from titanrl.report.alerts import AlertMonitor
 from titanrl.report.folder import RunFolder
 from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
-from titanrl.training.session import Feed, Session, open_session
+from titanrl.training.session import Loader, Session, open_session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from titanrl.config.alerts import Alerts
     from titanrl.config.experiment import Experiment
     from titanrl.data.tokenizer import ChatTokenizer
 
-__all__ = ["StageTimer", "TrainLoop", "run"]
+__all__ = ["StageTimer", "TrainLoop", "run", "train"]
 
 
 class StageTimer:
@@ -44,97 +46,120 @@ class StageTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainLoop(Generic[Feed]):
-    """What one way of training does between the start of a run and its end."""
+class TrainLoop(Generic[Loader]):
+    """The four functions in which training loops differ; ``register_loop`` gives a loop its name.
 
-    feed: Callable[[Experiment, ChatTokenizer], Feed]
-    """Opens what is trained on."""
-    step: Callable[[Session[Feed], int, StageTimer], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
-    """Moves the weights by one step; returns its metrics and a few of its rows for samples.jsonl."""
-    validate: Callable[[Session[Feed]], dict[str, float]]
-    """Returns metrics of what is held out."""
-    sync: Callable[[Session[Feed], int], None]
-    """Tells whoever samples that the weights are those of a version."""
+    All of them run on every rank.
+    """
+
+    open_loader: Callable[[Experiment, ChatTokenizer], Loader]
+    """Opens the training data."""
+    step: Callable[[Session[Loader], int, StageTimer], tuple[dict[str, float], Sequence[Mapping[str, Any]]]]
+    """Makes one training step; returns its metrics, and rows for samples.jsonl."""
+    validate: Callable[[Session[Loader]], dict[str, float]]
+    """Returns the ``eval/...`` metrics on held-out prompts or data."""
+    sync: Callable[[Session[Loader], int], None]
+    """Sends the weights of a policy version to the sampler."""
 
 
-def run(procedure: TrainLoop[Feed], experiment: Experiment, *, resume: bool) -> Path:
-    """Runs an experiment to its last step and returns its run folder.
+def train(experiment: Experiment, *, resume: bool = False) -> Path:
+    """Trains to the last step with the loop that [loop] kind names, and returns the run folder.
+
+    Without ``kind``, that is ``online`` for [prompts] and ``offline`` for [data].
 
     Args:
         experiment: a checked experiment.
-        resume: carry on from the newest whole checkpoint of the newest run of that name.
+        resume: continue from the newest complete checkpoint of the newest run of that name.
 
     Raises:
-        TrainingError: a step raised an alert that ends the run; its checkpoint is written.
+        ConfigError: a mistake that only the machine or the data can show, such as a prompt that is too long.
+        TrainingError: nothing is left to train on, or an alert stopped the run.
     """
-    experiment = copy.deepcopy(experiment)  # its controllers hold state
+    kind = experiment.loop.kind or ("online" if experiment.data is None else "offline")
+    return run(training_loop(kind), experiment, resume=resume)
+
+
+def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Path:
+    """Runs an experiment to its last step and returns its run folder.
+
+    Args:
+        loop: makes the steps.
+        experiment: a checked experiment.
+        resume: continue from the newest complete checkpoint of the newest run of that name.
+
+    Raises:
+        TrainingError: a step raised an alert that stops the run; its checkpoint is written.
+    """
+    experiment = copy.deepcopy(experiment)  # its components hold state
     table, steps = experiment.run, experiment.loop.steps
     init_distributed()
     folder = RunFolder(
         collectives.broadcast_object(RunFolder.choose(table.folder, table.name, resume=resume))
     )
-    with closing(open_session(experiment, folder.path, procedure.feed, resume=resume)) as session:
+    with closing(open_session(experiment, folder.path, loop.open_loader, resume=resume)) as session:
         done = session.state.step
         if session.is_main and not resume:
             folder.write_identity(to_table(experiment), table.seed)
-        ended_by = ""
-        with Recorder(
-            folder, experiment.report, steps=steps, done=done, enabled=session.is_main,
-            watch=_watch(experiment),
-        ) as recorder:  # fmt: skip
-            procedure.sync(session, done)
-            if done == 0 and _is_due(session):
-                recorder.validation(procedure.validate(session))
+        stopped_by = ""
+        recorder = Recorder(
+            folder,
+            experiment.report,
+            steps=steps,
+            done=done,
+            enabled=session.is_main,
+            watch=_monitor(experiment),
+        )
+        with recorder:
+            loop.sync(session, done)
+            if done == 0 and _is_validation_due(session):
+                recorder.validation(loop.validate(session))
                 recorder.failures(session.reasons)
             for step in range(done, steps):
-                clock = StageTimer()
+                timer = StageTimer()
                 with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
-                    metrics, samples = procedure.step(session, step, clock)
+                    metrics, samples = loop.step(session, step, timer)
                     session.state.step = step + 1
-                    with clock("sync"):
-                        procedure.sync(session, step + 1)
-                if _is_due(session):
-                    with clock("validate"):
-                        metrics |= procedure.validate(session)
+                    with timer("sync"):
+                        loop.sync(session, step + 1)
+                if _is_validation_due(session):
+                    with timer("validate"):
+                        metrics |= loop.validate(session)
                 recorder.failures(session.reasons)
-                ended_by = _ended_by(recorder.alerts(step + 1, metrics), experiment)
-                with clock("checkpoint"):
-                    session.save(last=bool(ended_by))
-                recorder.step(step + 1, metrics, clock.seconds, samples)
-                if ended_by:
+                stopped_by = _stopped_by(recorder.alerts(step + 1, metrics), experiment.alerts)
+                with timer("checkpoint"):
+                    session.save(last=bool(stopped_by))
+                recorder.step(step + 1, metrics, timer.seconds, samples)
+                if stopped_by:
                     break
             recorder.finish()
-    if ended_by:
+    if stopped_by:
         raise TrainingError(
-            f"step {session.state.step} raised the alert {ended_by}, which [alerts] stop names; "
-            f"{folder.alerts} says why, and --resume goes on nonetheless."
+            f"stopped in step {session.state.step}: alert {stopped_by} is listed in [alerts] stop. "
+            f"See {folder.alerts} for details; --resume continues anyway."
         )
     return folder.path
 
 
-def _watch(experiment: Experiment) -> AlertMonitor | None:
-    """Returns who raises alerts; None where answers are fixed."""
+def _monitor(experiment: Experiment) -> AlertMonitor | None:
+    """Returns the monitor that raises alerts; None for offline data."""
     if experiment.data is not None:
         return None
     limits = experiment.alerts
-    return AlertMonitor(
-        limits if experiment.algorithm.compares_groups else replace(limits, zero_std_groups=math.inf)
-    )
+    if not experiment.algorithm.compares_groups:
+        limits = replace(limits, zero_std_groups=math.inf)
+    return AlertMonitor(limits)
 
 
-def _ended_by(raised: Sequence[str], experiment: Experiment) -> str:
-    """Returns the first of the raised alerts that ends the run, the same on every rank; "" if none does."""
-    stops = experiment.alerts.stop
-    return (
-        str(collectives.broadcast_object(next((name for name in raised if name in stops), "")))
-        if stops
-        else ""
-    )
+def _stopped_by(raised: Sequence[str], alerts: Alerts) -> str:
+    """Returns the first of the raised alerts that stops the run, the same on every rank; "" if none does."""
+    if not alerts.stop:
+        return ""
+    return str(collectives.broadcast_object(next((name for name in raised if name in alerts.stop), "")))
 
 
-def _is_due(session: Session[Any]) -> bool:
-    """Whether what is held out is judged now: before the first step, every so many, after the last."""
-    settings, step = session.experiment.evaluation, session.state.step
+def _is_validation_due(session: Session[Any]) -> bool:
+    """Returns whether to validate now: before the first step, at every interval, after the last step."""
+    settings, step = session.evaluation, session.state.step
     if settings is None:
         return False
-    return step in (0, session.experiment.loop.steps) or bool(settings.every and step % settings.every == 0)
+    return step in (0, session.loop.steps) or bool(settings.every and step % settings.every == 0)

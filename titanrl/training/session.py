@@ -1,4 +1,4 @@
-"""Everything that lives as long as a run: engine, sampler, feeds, tokenizer, coefficients, state."""
+"""A training session: the live parts of a run on this rank, composed from the tables of its experiment."""
 
 from __future__ import annotations
 
@@ -14,50 +14,69 @@ from titanrl.data.examples import ExampleLoader, held_out_data
 from titanrl.data.prompts import PromptLoader, held_out_prompts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
-from titanrl.protocols import SamplerContext
+from titanrl.rollout.context import start_sampler
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
-from titanrl.training.state import LoopState
+from titanrl.training.state import LoopState, components_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from titanrl.algorithm.table import Algorithm
     from titanrl.config.experiment import Experiment
+    from titanrl.config.tables import Critic, Evaluation, Loop, Reward
     from titanrl.engine import Engine
-    from titanrl.protocols import Sampler
+    from titanrl.protocols import Sampler, SamplerSettings
     from titanrl.rollout.rewards import Failures
 
-__all__ = ["Session", "open_session", "start_sampler"]
+__all__ = ["Session", "open_session"]
 
-Feed = TypeVar("Feed", bound=PromptLoader | ExampleLoader, default=PromptLoader)
+Loader = TypeVar("Loader", bound=PromptLoader | ExampleLoader, default=PromptLoader)
 
 
 @dataclass(slots=True, kw_only=True)
-class Session(Generic[Feed]):
-    """The live parts of one run on this rank."""
+class Session(Generic[Loader]):
+    """The live parts of one run on this rank, and the tables that its steps read."""
 
-    experiment: Experiment
+    algorithm: Algorithm
+    loop: Loop
     engine: Engine
-    tokens: ChatTokenizer
-    feed: Feed
-    """What a step trains on: prompts, or fixed rows."""
-    held_out: PromptLoader | None
-    """Prompts that a validation asks; None: it asks none."""
-    held_out_data: ExampleLoader | None
-    """Examples on which a validation takes the loss; None: it takes none."""
-    scored_keys: frozenset[str]
-    """Batch keys that models compute at stage `score`, because some component reads them."""
-    scores_greedy: bool
-    """Whether the greedy answer to each prompt is sampled and scored too, for ``baseline_reward``."""
-    objective: Objective
-    critic_objective: Objective | None
-    """None: there is no critic, or it is a head on the policy's body, which ``objective`` trains."""
+    tokenizer: ChatTokenizer
+    loader: Loader
+    """Training data: prompts, or examples of a dataset."""
     state: LoopState
-    live_sampler: Sampler | None
+    objective: Objective
+    """What an update minimizes on rollouts of the weights being trained, and offline."""
+    off_policy_objective: Objective
+    """The same for older rollouts: stage `score` computes ``old_logprob`` for it."""
+    seed: int
+    max_length: int
+    """Longest row, tokens."""
+    rewards: tuple[Reward, ...] = ()
+    critic: Critic | None = None
+    critic_objective: Objective | None = None
+    """None: there is no critic, or it is a head on the policy's backbone, which ``objective`` trains."""
+    evaluation: Evaluation | None = None
+    eval_prompts: PromptLoader | None = None
+    """Prompts that a validation samples responses to; None: none."""
+    eval_examples: ExampleLoader | None = None
+    """Examples on which a validation computes the loss; None: none."""
+    is_value_model: bool = False
+    """Whether the trained model is a value model: a reward model."""
+    scored_keys: frozenset[str] = frozenset()
+    """Batch keys that models compute at stage `score`, because some component reads them."""
+    defers_old_logprob: bool = False
+    """Whether the update computes ``old_logprob`` in on-policy steps, and stage `score` only in others."""
+    scores_greedy: bool = False
+    """Whether the greedy response to each prompt is sampled and scored too, for ``baseline_reward``."""
+    sampler_table: SamplerSettings | None = None
+    live_sampler: Sampler | None = None
     """None where nothing is sampled."""
     reference_cache: ReferenceCache | None = None
-    """The reference's log-probs, in the place of its model; None: the model is there if it is read."""
+    """The reference's log-probs, instead of its model; None: the model is loaded if a component needs it."""
+    logged_samples: int = 0
+    """Rows of each step that samples.jsonl gets."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Label of each reward that ever failed -> why it did the first time, the same on every rank."""
+    """Label of each reward that ever failed -> its first error, the same on every rank."""
 
     @property
     def sampler(self) -> Sampler:
@@ -65,50 +84,70 @@ class Session(Generic[Feed]):
         return self.live_sampler
 
     @property
-    def seed(self) -> int:
-        return self.experiment.run.seed
+    def sampler_settings(self) -> SamplerSettings:
+        assert self.sampler_table is not None, "no [sampler]: nothing is sampled"
+        return self.sampler_table
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes and shows."""
+        """Whether this rank writes files and prints."""
         return self.engine.rank == 0
 
+    @property
+    def shares_critic(self) -> bool:
+        """Whether the critic is a head on the policy's backbone."""
+        return self.critic is not None and self.critic.shared
+
+    def keys_to_score(self, *, on_policy: bool) -> frozenset[str]:
+        """Returns the batch keys that models compute at stage `score`.
+
+        Args:
+            on_policy: whether the weights being trained sampled every response token of the batch; the update
+                then computes ``old_logprob`` where the dataflow allows it.
+        """
+        deferred = {"old_logprob"} if on_policy and self.defers_old_logprob else set()
+        return self.scored_keys - deferred
+
     def shard_slice(self, count: int) -> slice:
-        """Returns this rank's part of ``count`` things in a row."""
+        """Returns this rank's part of ``count`` consecutive items."""
         rank, degree = self.engine.dp_rank, self.engine.dp_degree
         return slice(count * rank // degree, count * (rank + 1) // degree)
 
     def trains_policy(self, step: int) -> bool:
-        """Whether the policy is trained in ``step``: not while the critic warms up."""
-        critic = self.experiment.critic
-        return critic is None or step >= critic.warmup_steps
+        """Returns whether ``step`` trains the policy: it does not while the critic warms up."""
+        return self.critic is None or step >= self.critic.warmup_steps
 
     def coefficients(self) -> tuple[float, float]:
         """Returns beta of the KL term in the loss and eta of the entropy bonus, 0 where there is none."""
-        kl, entropy = self.experiment.algorithm.kl_in_loss, self.experiment.algorithm.entropy
+        kl, entropy = self.algorithm.kl_in_loss, self.algorithm.entropy
         return (
             0.0 if kl is None else kl.controller.coefficient,
             0.0 if entropy is None else entropy.coefficient,
         )
 
     def control(self, metrics: dict[str, float], *, num_sequences: int, step: int) -> None:
-        """Shows the step's mean KL and entropy to their controllers; adds what was used to ``metrics``.
+        """Updates the controllers from the step's mean KL and entropy, and logs their coefficients.
 
-        Steps in which the policy stood still teach them nothing.
+        Steps that do not train the policy leave the controllers as they are.
+
+        Args:
+            metrics: the step's metrics; those of the coefficients in use are added.
+            num_sequences: rows of the step, over all ranks.
+            step: number of the training step, from 0.
         """
-        algorithm, moved = self.experiment.algorithm, self.trains_policy(step)
+        algorithm, is_trained = self.algorithm, self.trains_policy(step)
         if algorithm.kl is not None:
             controller = algorithm.kl.controller
             metrics["kl/coefficient"] = controller.coefficient
-            if moved and "kl/value" in metrics:
+            if is_trained and "kl/value" in metrics:
                 controller.update(metrics["kl/value"], num_sequences, step)
         if algorithm.entropy is not None:
             metrics["loss/entropy_coefficient"] = algorithm.entropy.coefficient
-            if moved and "loss/entropy" in metrics:
+            if is_trained and "loss/entropy" in metrics:
                 algorithm.entropy.update(metrics["loss/entropy"], num_sequences, step)
 
     def failed(self, *failures: Failures) -> dict[str, float]:
-        """Returns how often rewards failed on all ranks, by metric name, and keeps why; a collective."""
+        """Returns how often rewards failed on all ranks, by metric name; keeps the reasons; a collective."""
         counts = {name: count for each in failures for name, count in each.counts.items()}
         group, degree = self.engine.dp_group, self.engine.dp_degree
         counts = collectives.all_reduce_sums(counts, group, degree)
@@ -118,12 +157,12 @@ class Session(Generic[Feed]):
         return counts
 
     def save(self, *, last: bool = False) -> None:
-        """Writes a checkpoint if one is due, always after the last step."""
+        """Writes a checkpoint if one is due, and always after the last step."""
         step = self.state.step
-        self.engine.save(step, last=last or step == self.experiment.loop.steps)
+        self.engine.save(step, last=last or step == self.loop.steps)
 
     def close(self) -> None:
-        self.feed.loader.close()
+        self.loader.loader.close()
         if self.live_sampler is not None:
             self.live_sampler.close()
         self.engine.close()
@@ -132,27 +171,37 @@ class Session(Generic[Feed]):
 def open_session(
     experiment: Experiment,
     folder: Path,
-    training_feed: Callable[[Experiment, ChatTokenizer], Feed],
+    open_loader: Callable[[Experiment, ChatTokenizer], Loader],
     *,
     resume: bool,
-) -> Session[Feed]:
-    """Returns the live parts, built in the order that lets vLLM join the trainer's process group.
+) -> Session[Loader]:
+    """Returns the live parts of a run, built in the order that lets vLLM join the trainer's process group.
+
+    This is the one place that takes the experiment apart: all other functions get the tables that they read.
 
     Args:
-        training_feed: opens what is trained on.
+        experiment: a checked experiment.
+        folder: the run folder.
+        open_loader: opens the training data.
+        resume: whether to continue from the newest checkpoint in the folder.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
 
-    algorithm, seed = experiment.algorithm, experiment.run.seed
+    algorithm, loop, critic, seed = (
+        experiment.algorithm,
+        experiment.loop,
+        experiment.critic,
+        experiment.run.seed,
+    )
     set_threads()
     torch.manual_seed(seed)
-    tokens = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
-    feed, held_out = training_feed(experiment, tokens), held_out_prompts(experiment, tokens)
-    examples = held_out_data(experiment, tokens)
-    scored_keys, on_policy = experiment.scored_keys()
-    state = LoopState(feed.loader, algorithm)
+    tokenizer = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
+    loader, eval_prompts = open_loader(experiment, tokenizer), held_out_prompts(experiment, tokenizer)
+    eval_examples = held_out_data(experiment, tokenizer)
+    scored_keys, defers_old_logprob = experiment.scored_keys()
+    state = LoopState(loader.loader, components_of(algorithm, experiment.reward, critic, experiment.sampler))
     config = EngineConfig.of(experiment)
-    cache = reference_cache(experiment, feed, examples) if isinstance(feed, ExampleLoader) else None
+    cache = reference_cache(experiment, loader, eval_examples) if isinstance(loader, ExampleLoader) else None
     if cache is not None and cache.is_complete:
         config = replace(config, frozen={k: v for k, v in config.frozen.items() if k != "reference"})
     engine = Engine(config, state=state, checkpoints=folder / "checkpoints")
@@ -163,46 +212,54 @@ def open_session(
         cache.load()
     if resume:
         engine.load()
-    kl, loop = algorithm.kl_in_loss, experiment.loop
-    critic = experiment.critic
+    kl = algorithm.kl_in_loss
+    is_one_step = loop.minibatches * loop.epochs == 1
     objective = Objective(
         loss=algorithm.loss,
         kl=None if kl is None else kl.estimator,
         importance_weight=kl is not None and kl.importance_weight,
         entropy=algorithm.entropy is not None,
-        on_policy=on_policy,
+        on_policy=defers_old_logprob,
         measures_logprob_diff=experiment.data is None
-        and (on_policy or (algorithm.old_logprob == "sampler" and loop.minibatches * loop.epochs == 1)),
+        and (defers_old_logprob or (algorithm.old_logprob == "sampler" and is_one_step)),
         value=critic.loss if critic is not None and critic.shared else None,
         value_coefficient=0.0 if critic is None else critic.coefficient or 0.0,
     )
-    num_rows = None if experiment.data is not None else loop.prompts_per_step * loop.samples_per_prompt
-    critic_objective = None if critic is None or critic.shared else Objective(loss=critic.loss)
-    return Session(
-        experiment=experiment, engine=engine, tokens=tokens, feed=feed, held_out=held_out,
-        held_out_data=examples, scored_keys=scored_keys, objective=objective,
-        critic_objective=critic_objective, state=state,
-        scores_greedy=any("baseline_reward" in actor.writes for actor in experiment.flows()),
-        reference_cache=cache, live_sampler=start_sampler(experiment, engine, tokens, num_rows),
-    )  # fmt: skip
-
-
-def start_sampler(
-    experiment: Experiment, engine: Engine, tokens: ChatTokenizer, num_rows: int | None = None
-) -> Sampler | None:
-    """Returns the live sampler of an experiment, None where answers are fixed.
-
-    Args:
-        num_rows: answers asked for at a time, on all ranks together; None: unknown.
-    """
-    if experiment.sampler is None:
-        return None
-    return experiment.sampler.start(
-        SamplerContext(
-            model_path=experiment.model.path, eos_ids=tokens.eos_ids, max_length=experiment.training.seq_len,
-            seed=experiment.run.seed, device=engine.device.type,
-            dtype=experiment.training.mixed_precision_param,
+    live_sampler = None
+    if experiment.sampler is not None:
+        num_rows = None if experiment.data is not None else loop.prompts_per_step * loop.samples_per_prompt
+        live_sampler = start_sampler(
+            experiment.sampler,
+            engine,
+            tokenizer,
+            training=experiment.training,
+            model_path=experiment.model.path,
+            seed=seed,
             num_rows=num_rows,
-            dp_rank=engine.dp_rank, dp_degree=engine.dp_degree, engine=engine, tokenizer=tokens.tokenizer,
         )
-    )  # fmt: skip
+    return Session(
+        algorithm=algorithm,
+        loop=loop,
+        engine=engine,
+        tokenizer=tokenizer,
+        loader=loader,
+        state=state,
+        objective=objective,
+        off_policy_objective=replace(objective, on_policy=False, measures_logprob_diff=False),
+        seed=seed,
+        max_length=experiment.training.seq_len,
+        rewards=experiment.reward,
+        critic=critic,
+        critic_objective=None if critic is None or critic.shared else Objective(loss=critic.loss),
+        evaluation=experiment.evaluation,
+        eval_prompts=eval_prompts,
+        eval_examples=eval_examples,
+        is_value_model=experiment.model.head == "value",
+        scored_keys=scored_keys,
+        defers_old_logprob=defers_old_logprob,
+        scores_greedy=any("baseline_reward" in node.writes for node in experiment.dataflow()),
+        sampler_table=experiment.sampler,
+        live_sampler=live_sampler,
+        reference_cache=cache,
+        logged_samples=experiment.report.samples_per_step,
+    )

@@ -1,4 +1,4 @@
-"""The stages of a step that need an engine, a sampler or rewards; the pure ones are in estimate.py."""
+"""The stages of a step that need an engine, a sampler or rewards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.data.collate import collate_rollouts
+from titanrl.engine import collectives
+from titanrl.eval.evaluate import evaluate
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 from titanrl.protocols import FinishReason
 from titanrl.rollout.rewards import Failures, score_on_leader
 from titanrl.rollout.sampling import generate
 from titanrl.training.critic import critic_values
+from titanrl.training.kto_reference_point import reference_point
 
 if TYPE_CHECKING:
     from titanrl.protocols import RolloutRequest
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tensor]]
 """This rank's rows and names of outputs -> {name: [N, L(, K)] or [N], 0 where masked}; a collective."""
 
-__all__ = ["batch_metrics", "sample", "score", "score_models", "sync"]
+__all__ = ["batch_metrics", "evaluate_prompts", "is_on_policy", "sample", "score", "score_models", "sync"]
 
 
 def sample(session: Session, rows: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
@@ -46,7 +49,9 @@ def sample(session: Session, rows: Sequence[RolloutRequest], step: int) -> tuple
 def _answered(session: Session, rows: Sequence[RolloutRequest], step: int, *, greedy: bool) -> TensorDict:
     kept, answers = generate(session, rows, step=step, seed=session.seed, greedy=greedy)
     mine = [rows[number] for number in kept]
-    return collate_rollouts(mine, answers, decode=session.tokens.decode, version=session.sampler.version)
+    batch = collate_rollouts(mine, answers, decode=session.tokenizer.decode, version=session.sampler.version)
+    current = torch.full((len(batch),), session.state.step, dtype=torch.int32)
+    return batch.set("current_version", current)
 
 
 def _greedy_rewards(
@@ -56,38 +61,60 @@ def _greedy_rewards(
     failures."""
     first_of = {row.prompt_index: row for row in reversed(rows)}
     batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
-    scored = score_on_leader(session.engine, batch, session.experiment.reward)
+    scored = score_on_leader(session.engine, batch, session.rewards)
     found = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
     return found, scored.failures
 
 
-def score(session: Session, batch: TensorDict) -> tuple[TensorDict, Failures]:
-    """Returns the batch with its rewards and what models say of it, and the rewards' failures."""
-    batch = batch.copy()
-    failures = Failures({}, {})
-    if session.experiment.reward:
-        scored = score_on_leader(session.engine, batch, session.experiment.reward)
-        failures = scored.failures
-        batch.update(scored.scores)
-    if session.experiment.algorithm.old_logprob == "sampler":
-        batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
-    return score_models(session, batch), failures
+def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[TensorDict, Failures]:
+    """Returns the batch with its rewards and the outputs of the models, and the rewards' failures.
 
-
-def score_models(session: Session[Any], batch: TensorDict) -> TensorDict:
-    """Returns the batch with what policy, critic and frozen roles say of it.
-
-    Only what is read is computed.
+    Args:
+        session: the run.
+        batch: this rank's rows as stage `sample` leaves them.
+        on_policy: see ``is_on_policy``.
     """
     batch = batch.copy()
+    failures = Failures({}, {})
+    if session.rewards:
+        scored = score_on_leader(session.engine, batch, session.rewards)
+        failures = scored.failures
+        batch.update(scored.scores)
+    if session.algorithm.old_logprob == "sampler":
+        batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
+    return score_models(session, batch, on_policy=on_policy), failures
+
+
+def is_on_policy(session: Session[Any], batch: TensorDict) -> bool:
+    """Returns whether every response token was sampled by the weights that are trained now; a collective.
+
+    Offline data has no versions: there, the old policy is the policy before the update by definition.
+    """
+    versions, mask = batch.get("policy_version_token", None), batch["loss_mask"]
+    is_fresh = versions is None or bool((versions == session.state.step)[mask].all())
+    engine = session.engine
+    return all(collectives.gather_objects([is_fresh], engine.dp_group, engine.dp_degree))
+
+
+def score_models(session: Session[Any], batch: TensorDict, *, on_policy: bool) -> TensorDict:
+    """Returns the batch with the outputs of the policy, the critic and the frozen models.
+
+    Only keys that some component reads are computed. In on-policy steps the update computes ``old_logprob``
+    itself where the dataflow allows it.
+    """
+    batch = batch.copy()
+    keys = session.keys_to_score(on_policy=on_policy)
     found: dict[str, torch.Tensor] = {}
     for role, recorded in _roles(session).items():
-        wanted = {key: output for key, output in recorded.items() if key in session.scored_keys}
+        wanted = {key: output for key, output in recorded.items() if key in keys}
         if wanted:
             # The policy's outputs, of the turn before, are the reference's too until it has moved.
             if not (_is_policy(session, role) and found.keys() >= set(wanted.values())):
                 found = _scorer(session, role)(batch, tuple(wanted.values()))
             batch.update({key: found[output] for key, output in wanted.items()})
+    if "reference_point" in keys:
+        point = reference_point(session.engine, batch, session.max_length)
+        batch["reference_point"] = torch.full((len(batch),), point)
     return batch
 
 
@@ -106,14 +133,9 @@ ROLES = {
 
 def _roles(session: Session[Any]) -> dict[str, dict[str, str]]:
     """Returns ROLES; a critic on the policy's body answers in the policy's pass."""
-    if not _shares_critic(session):
+    if not session.shares_critic:
         return ROLES
     return ROLES | {"policy": ROLES["policy"] | ROLES["critic"], "critic": {}}
-
-
-def _shares_critic(session: Session[Any]) -> bool:
-    critic = session.experiment.critic
-    return critic is not None and critic.shared
 
 
 def _is_policy(session: Session[Any], role: str) -> bool:
@@ -124,7 +146,7 @@ def _scorer(session: Session[Any], role: str) -> Scorer:
     """Returns who gives a role's outputs: its model, or what stands in the model's place."""
     if role == "policy":
         engine = session.engine
-        return partial(critic_values, engine.policy) if _shares_critic(session) else engine.score
+        return partial(critic_values, engine.policy) if session.shares_critic else engine.score
     if role == "reference" and session.reference_cache is not None:
         return session.reference_cache.score
     if role != "critic":
@@ -137,6 +159,19 @@ def sync(session: Session[Any], version: int) -> None:
     """Sends the policy's weights to the sampler, which then samples as ``version``."""
     session.sampler.wake()
     session.sampler.load(session.engine.weights(session.sampler.weight_dtype), version=version)
+
+
+def evaluate_prompts(session: Session[Any]) -> dict[str, float]:
+    """Returns the ``eval/...`` metrics on the held-out prompts; a collective.
+
+    Raises:
+        AssertionError: the session has no held-out prompts.
+    """
+    assert session.evaluation is not None
+    assert session.eval_prompts is not None
+    result = evaluate(session, session.evaluation, session.eval_prompts)
+    session.reasons = result.reasons | session.reasons
+    return result.metrics()
 
 
 def batch_metrics(batch: TensorDict) -> dict[str, float]:

@@ -1,47 +1,112 @@
-"""What a checkpoint holds beside model, optimizer and schedule."""
+"""The state of a run in a checkpoint, beside model, optimizer and learning-rate schedule."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from titanrl.errors import ConfigError
 from titanrl.protocols import Stateful
 
 if TYPE_CHECKING:
-    from titanrl.algorithm.table import Algorithm
+    from collections.abc import Sequence
 
-__all__ = ["LoopState"]
+    from titanrl.algorithm.table import Algorithm
+    from titanrl.config.tables import Critic, Reward
+
+__all__ = ["LoopState", "components_of"]
+
+
+def components_of(
+    algorithm: Algorithm, rewards: Sequence[Reward], critic: Critic | None, sampler: Any
+) -> dict[str, Any]:
+    """Returns every component that a training run uses, by its path in the experiment file.
+
+    Args:
+        algorithm: the [algorithm] table.
+        rewards: the [[reward]] tables.
+        critic: the [critic] table; None: there is none.
+        sampler: the [sampler] table; None: nothing is sampled.
+    """
+    parts = {
+        "algorithm.advantage": algorithm.advantage,
+        "algorithm.aggregation": algorithm.aggregation,
+        "algorithm.entropy": algorithm.entropy,
+        "algorithm.loss": algorithm.loss,
+        "algorithm.reward_scaling": algorithm.reward_scaling,
+        "critic.loss": None if critic is None else critic.loss,
+        "sampler": sampler,
+    }
+    if algorithm.kl is not None:
+        parts["algorithm.kl"] = algorithm.kl.estimator
+        parts["algorithm.kl.controller"] = algorithm.kl.controller
+    parts |= {f"algorithm.correction.{i}": each for i, each in enumerate(algorithm.correction)}
+    parts |= {f"algorithm.filter.{i}": each for i, each in enumerate(algorithm.filter)}
+    parts |= {f"reward.{each.label}": each.component for each in rewards}
+    return {path: part for path, part in parts.items() if part is not None}
 
 
 class LoopState:
-    """Steps finished, position in prompts or data, controllers and other components with state, random
-    state."""
+    """Finished steps, position in the data, state of every component that has some, random state."""
 
-    def __init__(self, loader: Stateful, algorithm: Algorithm) -> None:
+    def __init__(self, loader: Stateful, components: Mapping[str, Any]) -> None:
+        """Collects the parts that have state.
+
+        Args:
+            loader: loader of the prompts or examples; its state is its position.
+            components: path in the experiment file -> component, see ``components_of``.
+        """
         self.step = 0
-        """Steps finished."""
-        kl = algorithm.kl.controller if algorithm.kl is not None else None
-        parts = {
-            "kl": kl, "entropy": algorithm.entropy, "advantage": algorithm.advantage,
-            "reward_scaling": algorithm.reward_scaling,
-        }  # fmt: skip
-        self._parts: dict[str, Stateful] = {"feed": loader} | {
-            name: part for name, part in parts.items() if isinstance(part, Stateful)
+        """Finished training steps."""
+        self._components = components
+        self._parts: dict[str, Stateful] = {"loader": loader} | {
+            path: part for path, part in components.items() if isinstance(part, Stateful)
         }
+
+    def end_optimizer_step(self, metrics: Mapping[str, float], *, of_critic: bool = False) -> None:
+        """Calls ``on_step_end(metrics)`` of every component that has it, once per optimizer step.
+
+        Args:
+            metrics: means over the optimizer step and all ranks, by metric name.
+            of_critic: whether it is the critic's optimizer step, which concerns the critic's loss alone.
+        """
+        for path, component in self._components.items():
+            hook = getattr(component, "on_step_end", None)
+            if hook is not None and (path == "critic.loss") == of_critic:
+                hook(dict(metrics))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": {path: part.state_dict() for path, part in self._parts.items()},
             "torch_rng": torch.get_rng_state(),
             "python_rng": random.getstate(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned.
+
+        Raises:
+            ConfigError: the checkpoint has the state of other components than this run.
+        """
+        stored = state_dict["parts"]
+        if stored.keys() != self._parts.keys():
+            lacks, extra = (
+                ", ".join(sorted(each)) or "none"
+                for each in (
+                    self._parts.keys() - stored.keys(),
+                    stored.keys() - self._parts.keys(),
+                )
+            )
+            raise ConfigError(
+                f"the checkpoint holds the state of other components: it lacks {lacks}, and has {extra} in "
+                "addition; resume with the components that the run was started with."
+            )
         self.step = int(state_dict["step"])
-        for name, part in self._parts.items():
-            part.load_state_dict(state_dict["parts"][name])
+        for path, part in self._parts.items():
+            part.load_state_dict(stored[path])
         torch.set_rng_state(state_dict["torch_rng"])
         random.setstate(state_dict["python_rng"])

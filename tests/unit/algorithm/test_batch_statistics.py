@@ -24,7 +24,7 @@ from titanrl.ops.masked import masked_mean
 from titanrl.ops.sequence import sequence_mean
 from titanrl.rollout.rewards import score_rewards
 from titanrl.training.stages import batch_metrics
-from titanrl.training.state import LoopState
+from titanrl.training.state import LoopState, components_of
 
 __all__ = ["registry_as_before", "write"]
 
@@ -147,12 +147,17 @@ def test_ema_baseline_covers_the_global_batch_and_is_checkpointed() -> None:
     for chosen in ranks:
         compute_advantages(batch, chosen)
     kept = 0.5**4
-    states = [copy.deepcopy(LoopState(prompts.loader, chosen).state_dict()["parts"]) for chosen in ranks]
+    states = [
+        copy.deepcopy(LoopState(prompts.loader, components_of(chosen, (), None, None)).state_dict()["parts"])
+        for chosen in ranks
+    ]
     assert states[0] == states[1]
-    assert states[0]["advantage"] == {"baseline": {"0": pytest.approx((1 - kept) * 3.0)}}
+    assert states[0]["algorithm.advantage"] == {"baseline": {"0": pytest.approx((1 - kept) * 3.0)}}
 
     resumed = algorithm(advantage={"name": "ema_baseline", "decay": 0.5})
-    LoopState(prompts.loader, resumed).load_state_dict(LoopState(prompts.loader, ranks[0]).state_dict())
+    LoopState(prompts.loader, components_of(resumed, (), None, None)).load_state_dict(
+        LoopState(prompts.loader, components_of(ranks[0], (), None, None)).state_dict()
+    )
     for chosen in (*ranks, resumed):
         compute_advantages(batch[[3, 0, 2, 1]], chosen)
         assert chosen.advantage is not None

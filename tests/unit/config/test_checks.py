@@ -324,9 +324,9 @@ def test_shared_critic_has_a_coefficient_and_no_optimizer_of_its_own(write: Writ
 
 def test_final_value_is_computed_only_if_a_component_reads_it(write: Write) -> None:
     path = write()
-    assert load(path, ACTOR_CRITIC).scored_keys()[0] == {"ref_logprob", "value"}
+    assert load(path, ACTOR_CRITIC).scored_keys()[0] == {"ref_logprob", "old_logprob", "value"}
     continued = load(path, [*ACTOR_CRITIC, "algorithm.advantage.bootstrap=truncated"])
-    assert continued.scored_keys()[0] == {"ref_logprob", "value", "final_value"}
+    assert continued.scored_keys()[0] == {"ref_logprob", "old_logprob", "value", "final_value"}
 
 
 def test_experiment_built_in_python_is_checked_too(write: Write) -> None:
@@ -337,7 +337,7 @@ def test_experiment_built_in_python_is_checked_too(write: Write) -> None:
 
 
 def test_dataflow_nodes_are_in_stage_order_and_read_only_written_keys(write: Write) -> None:
-    flow = load(write(), ["algorithm.correction=[{name='lab_correction'}]"]).flows()
+    flow = load(write(), ["algorithm.correction=[{name='lab_correction'}]"]).dataflow()
     stages = [STAGES.index(actor.stage) for actor in flow]
     assert stages == sorted(stages)
     written: set[object] = set()
@@ -350,7 +350,7 @@ def test_dataflow_nodes_are_in_stage_order_and_read_only_written_keys(write: Wri
 def test_dataflow_shows_the_writers_of_old_logprobs_and_baseline(write: Write) -> None:
     path = write()
     writers = {
-        setting: [actor.actor for actor in load(path, [*overrides]).flows() if key in actor.writes]
+        setting: [actor.name for actor in load(path, [*overrides]).dataflow() if key in actor.writes]
         for setting, key, overrides in (
             ("recompute", "old_logprob", []),
             ("sampler", "old_logprob", ["algorithm.old_logprob=sampler"]),
@@ -360,15 +360,15 @@ def test_dataflow_shows_the_writers_of_old_logprobs_and_baseline(write: Write) -
     }
     assert writers == {
         "recompute": ["policy"],
-        "sampler": ["two-policy mode"],
-        "greedy": ["greedy answers, scored"],
+        "sampler": ["bypass mode"],
+        "greedy": ["scored greedy responses"],
         "none": [],
     }
 
 
 def test_scored_keys_exclude_unread_keys(write: Write) -> None:
     path = write()
-    assert load(path).scored_keys() == (frozenset({"ref_logprob"}), True)
+    assert load(path).scored_keys() == (frozenset({"ref_logprob", "old_logprob"}), True)
     assert load(path, ["loop.epochs=2"]).scored_keys() == (frozenset({"ref_logprob", "old_logprob"}), False)
     assert load(path, ["loop.minibatches=2"]).scored_keys()[1] is False
     corrected = load(path, ["algorithm.correction=[{name='lab_correction'}]"])
@@ -378,6 +378,6 @@ def test_scored_keys_exclude_unread_keys(write: Write) -> None:
     sampled = load(path, ["algorithm.old_logprob=sampler"])
     assert sampled.scored_keys() == (frozenset({"ref_logprob"}), False)
     taught = load(path, [CLIPPED.format("candidate_ids"), "teacher={path='t', top_k=8}"])
-    assert taught.scored_keys() == (frozenset({"ref_logprob", "candidate_ids"}), True)
+    assert taught.scored_keys() == (frozenset({"ref_logprob", "old_logprob", "candidate_ids"}), True)
     entropic = load(path, [CLIPPED.format("old_entropy")])
-    assert entropic.scored_keys() == (frozenset({"ref_logprob", "old_entropy"}), True)
+    assert entropic.scored_keys() == (frozenset({"ref_logprob", "old_logprob", "old_entropy"}), True)

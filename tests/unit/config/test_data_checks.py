@@ -169,7 +169,7 @@ def test_tables_compatible_with_data_round_trip(write: Write, overrides: list[st
 
 def test_dataflow_of_data_begins_with_the_columns_of_its_format(write: Write) -> None:
     experiment = load(write(DPO), ["algorithm.loss={name='kto'}", "data.format=unpaired"])
-    shown = [(actor.stage, actor.actor, tuple(map(key_name, actor.writes))) for actor in experiment.flows()]
+    shown = [(actor.stage, actor.name, tuple(map(key_name, actor.writes))) for actor in experiment.dataflow()]
     assert shown[:3] == [
         ("sample", "source 'dataset'", ("input_ids", "labels", "loss_mask", "group_id", "row_id", "reward")),
         ("score", "reference", ("ref_logprob",)),

@@ -86,7 +86,7 @@ def test_single_turn_batch_equals_a_slow_reference_bitwise(seed: int) -> None:
             assert batch["labels"][row, t] == (raw[t + 1] if inside else 0)
             assert batch["loss_mask"][row, t] == is_response
             assert batch["sampler_logprob"][row, t] == torch.tensor(logprob)
-            assert batch["policy_version_token"][row, t] == (7 if is_response else 0)
+            assert batch["policy_version_token"][row, t] == (7 if is_response else -1)
         assert batch["row_id"][row] == request.prompt_index * 2**20 + request.sample_index
         assert batch["finish_reason"][row] == completion.finish_reason
     assert batch["group_id"].tolist() == [request.prompt_index for request in requests]
@@ -110,7 +110,7 @@ def test_only_tokens_that_the_policy_sampled_are_trained() -> None:
     assert batch["labels"].tolist() == [[2, 5, 6, 7, 8, 9]]
     assert batch["loss_mask"].tolist() == [[False, True, True, False, False, True]]
     assert batch["sampler_logprob"].tolist() == [[0.0, -0.5, -1.0, 0.0, 0.0, -2.0]]
-    assert batch["policy_version_token"].tolist() == [[0, 4, 4, 0, 0, 6]]
+    assert batch["policy_version_token"].tolist() == [[-1, 4, 4, -1, -1, 6]]
     assert batch["policy_version"].tolist() == [4]
     check(batch, "sample")
 

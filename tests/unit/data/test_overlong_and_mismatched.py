@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.unit.data.test_examples import Texts
-from tests.unit.training.test_kto_reference_point import batch_of, raw, session
+from tests.unit.training.test_kto_reference_point import batch_of, engine_of, raw
 from titanrl.data.encode import TokenizedExample
 from titanrl.data.examples import ExampleLoader
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.protocols import Example
-from titanrl.training.kto_reference_point import mismatched, set_reference_point
+from titanrl.training.kto_reference_point import mismatched, reference_point
 
 PROMPT, ANSWER, LIMIT = [1, 2, 3], [4, 5, 6], 4
 
@@ -56,9 +55,6 @@ def test_kto_mismatch_pairs_no_prompt_with_its_own_response(size: int) -> None:
 
 
 def test_kto_mismatch_refuses_a_single_row() -> None:
-    with pytest.raises(TrainingError, match="another row's answer, got a step of one row"):
-        set_reference_point(session([0.0]), batch_of(([10], [20])))
-    assert torch.equal(
-        set_reference_point(session([0.0] * 2), batch_of(([10], [20]), ([11], [21])))["reference_point"],
-        torch.zeros(2),
-    )
+    with pytest.raises(TrainingError, match="another row's response, got a step of one row"):
+        reference_point(engine_of([0.0]), batch_of(([10], [20])), 100)
+    assert reference_point(engine_of([0.0] * 2), batch_of(([10], [20]), ([11], [21])), 100) == 0.0

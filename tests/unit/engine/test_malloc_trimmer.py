@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import titanrl.models.accelerator
 import torch
-from titanrl.engine.host_memory import FreedMemory, keep_memory, resident_bytes
+from titanrl.engine.host_memory import MallocTrimmer, tune_malloc, resident_bytes
 
 def in_pieces():
     made = [torch.ones(1 << 16) for _ in range(1200)]
@@ -18,8 +18,8 @@ def in_pieces():
     del made
     return kept
 
-keep_memory()
-freed, sizes = FreedMemory(), []
+tune_malloc()
+freed, sizes = MallocTrimmer(), []
 kept = in_pieces()
 for _ in range(2):
     sizes.append(resident_bytes("VmRSS") >> 20)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.unit.training.test_stages import ALONE, Letters, length_reward
+from tests.unit.training.sessions import OneProcess, session_of
+from tests.unit.training.test_stages import CountedLetters, length_reward
 from titanrl import build
-from titanrl.config.tables import Reward
+from titanrl.config.tables import Evaluation, Reward
 from titanrl.data.prompts import PromptLoader
 from titanrl.eval.evaluate import EvalResult, evaluate, interval
-from titanrl.protocols import Completion, RolloutRequest
+from titanrl.protocols import Completion, Prompt, RolloutRequest
 
 
 def test_binary_scores_get_wilsons_interval():
@@ -54,18 +54,18 @@ def test_two_models_are_compared_prompt_by_prompt():
         return EvalResult("a", len(scores), 0, {}, {}, scores, "abcd"[: len(scores)])
 
     # By hand: the differences are 0, 1, 0, 1, their deviations from .5 square to 1; 4/3 for one of four.
-    found = verdict(1.0, 1.0, 0.0, 1.0).less(verdict(1.0, 0.0, 0.0, 0.0))
+    found = verdict(1.0, 1.0, 0.0, 1.0).minus(verdict(1.0, 0.0, 0.0, 0.0))
     half = 1.959964 * math.sqrt(4 / 3) / 4
     assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
     # Where one is better by as much everywhere, nothing is left to chance, however unlike the prompts are.
-    assert verdict(0.25, 0.75, 1.0).less(verdict(0.0, 0.5, 0.75)) == pytest.approx((0.25, 0.25, 0.25))
+    assert verdict(0.25, 0.75, 1.0).minus(verdict(0.0, 0.5, 0.75)) == pytest.approx((0.25, 0.25, 0.25))
 
 
 def test_single_graded_score_has_no_interval():
     assert interval([0.5]) == (-math.inf, math.inf)
 
 
-class Judged(Letters):
+class Judged(CountedLetters):
     """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
 
     def sample(self, rows: Sequence[RolloutRequest], **_: Any) -> list[Completion]:
@@ -78,27 +78,17 @@ def encode(prompt: Any) -> list[int]:
 
 def judged(samples: int, selector: str | None = None) -> dict[str, float]:
     """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
-    prompts = [SimpleNamespace(messages=letter, answer="") for letter in "abc"]
+    prompts = [Prompt(letter) for letter in "abc"]
     feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
-    settings = SimpleNamespace(
-        num_prompts=3, samples_per_prompt=samples, temperature=1.0, reward=None, selector=selector
-    )
+    settings = Evaluation(num_prompts=3, samples_per_prompt=samples, temperature=1.0, selector=selector)
     five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
-    session = SimpleNamespace(
-        experiment=SimpleNamespace(
-            evaluation=settings,
-            reward=(length_reward(2.0, "x"), five),
-            model=SimpleNamespace(path="m"),
-            sampler=SimpleNamespace(max_response_tokens=8),
-        ),
-        held_out=feed,
-        engine=ALONE,
-        sampler=Judged(),
-        seed=0,
-        reasons={},
-        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
+    context = session_of(
+        OneProcess(),
+        rewards=(length_reward(2.0, "x"), five),
+        sampler_table=build("sampler", {"name": "scripted", "max_response_tokens": 8}),
+        live_sampler=Judged(),
     )
-    return evaluate(session)  # type: ignore[arg-type]
+    return evaluate(context, settings, feed).metrics()
 
 
 def test_several_responses_per_prompt_give_pass_at_k():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from titanrl import build
 from titanrl.config.tables import Reward
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.protocols import Completion, RolloutRequest
+from titanrl.rollout.generator import Generator
 from titanrl.serve import best_of_n
 from titanrl.serve.best_of_n import (
     BestOf,
@@ -81,17 +82,16 @@ def is_answer(batch: TensorDict) -> torch.Tensor:
     return torch.tensor([float(text == answer) for text, answer in pairs])
 
 
-def host(*rewards: Any) -> Any:
-    return SimpleNamespace(
-        sampler=Alphabet(),
+def host(*rewards: Any) -> Generator:
+    return Generator(
+        engine=cast(Any, None),
+        tokenizer=cast(Any, Letters()),
+        sampler=cast(Any, Alphabet()),
+        sampler_settings=build("sampler", {"name": "scripted", "max_response_tokens": 4}),
+        rewards=rewards,
+        model_path="m",
+        max_length=12,
         seed=7,
-        tokens=Letters(),
-        experiment=SimpleNamespace(
-            reward=rewards,
-            model=SimpleNamespace(path="m"),
-            sampler=SimpleNamespace(max_response_tokens=4),
-            training=SimpleNamespace(seq_len=12),
-        ),
     )
 
 

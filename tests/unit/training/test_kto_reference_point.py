@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.unit.training.sessions import OneProcess, session_of
 from titanrl.errors import TrainingError
-from titanrl.training.kto_reference_point import mismatched, set_reference_point
+from titanrl.training.kto_reference_point import mismatched, reference_point
+from titanrl.training.stages import score_models
 
 
 def batch_of(*rows: tuple[list[int], list[int]]) -> TensorDict:
@@ -25,7 +26,10 @@ def batch_of(*rows: tuple[list[int], list[int]]) -> TensorDict:
         raw, end = torch.tensor(prompt + answer), len(prompt) + len(answer) - 1
         ids[i, :end], labels[i, :end] = raw[:-1], raw[1:]
         mask[i, len(prompt) - 1 : end] = True
-    return TensorDict({"input_ids": ids, "labels": labels, "loss_mask": mask}, batch_size=[len(rows)])
+    return TensorDict(
+        {"input_ids": ids, "labels": labels, "loss_mask": mask, "row_id": torch.arange(len(rows))},
+        batch_size=[len(rows)],
+    )
 
 
 def raw(batch: TensorDict, row: int) -> list[int]:
@@ -57,8 +61,8 @@ def test_mismatched_rows_are_truncated_at_the_end() -> None:
     assert [raw(mixed, i) for i in range(3)] == [[1, 2, 3, 15], [4, 11], [5, 6, 12, 13]]
 
 
-def session(log_ratios: list[float], keys: frozenset[str] = frozenset({"reference_point"})) -> Any:
-    """Returns a session whose policy is ``log_ratios`` above its reference, by row, on the first token."""
+def engine_of(log_ratios: list[float]) -> Any:
+    """Return an engine whose policy is ``log_ratios`` above its reference, per row, on the first token."""
 
     def score(rows: TensorDict) -> dict[str, torch.Tensor]:
         first = rows["loss_mask"] & (rows["loss_mask"].cumsum(1) == 1)
@@ -67,11 +71,7 @@ def session(log_ratios: list[float], keys: frozenset[str] = frozenset({"referenc
     def ref(rows: TensorDict) -> dict[str, torch.Tensor]:
         return {"logprob": torch.full(rows["loss_mask"].shape, -1.0)}
 
-    engine = SimpleNamespace(
-        dp_rank=0, dp_degree=1, dp_group=None, score=score, frozen={"reference": SimpleNamespace(score=ref)}
-    )
-    training = SimpleNamespace(seq_len=100)
-    return SimpleNamespace(engine=engine, scored_keys=keys, experiment=SimpleNamespace(training=training))
+    return OneProcess(score=score, frozen={"reference": OneProcess(score=ref)})
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,20 @@ def session(log_ratios: list[float], keys: frozenset[str] = frozenset({"referenc
 def test_reference_point_is_the_mean_over_all_rows_clamped_at_zero(
     log_ratios: list[float], point: float
 ) -> None:
+    assert reference_point(engine_of(log_ratios), batch_of(*ROWS), 100) == pytest.approx(point)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_reference_point_is_scored_only_if_a_loss_reads_it(is_read: bool) -> None:
+    keys = frozenset({"reference_point"} if is_read else ())
     batch = batch_of(*ROWS)
-    scored = set_reference_point(session(log_ratios), batch)
-    torch.testing.assert_close(scored["reference_point"], torch.full((3,), point))
+    scored = score_models(session_of(engine_of([3.0, 0.0, 0.0]), scored_keys=keys), batch, on_policy=True)
+    assert ("reference_point" in scored) == is_read
+    if is_read:
+        assert scored["reference_point"].tolist() == [1.0] * 3
     assert "reference_point" not in batch
-
-
-def test_reference_point_is_computed_only_if_a_loss_reads_it() -> None:
-    batch = batch_of(*ROWS)
-    assert set_reference_point(session([0.0] * 3, frozenset({"ref_logprob"})), batch) is batch
 
 
 def test_one_row_alone_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"got a step of one row; raise \[loop\] prompts_per_step"):
-        set_reference_point(session([0.0]), batch_of(ROWS[0]))
+        reference_point(engine_of([0.0]), batch_of(ROWS[0]), 100)

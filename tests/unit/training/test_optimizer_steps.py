@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,43 +13,23 @@ from tests.unit.algorithm.test_compute_advantages import algorithm
 from tests.unit.data.test_examples import feed as data_of
 from tests.unit.data.test_prompts import feed as prompts_of
 from tests.unit.engine.one_weight import NO_TERMS, OneWeight, rows_of
+from tests.unit.training.sessions import OneProcess, session_of
 from titanrl.algorithm.compute_advantages import compute_loss_weights
 from titanrl.algorithm.metrics import means
 from titanrl.algorithm.minibatches import minibatches
 from titanrl.algorithm.objective import Objective
+from titanrl.config.tables import Evaluation
 from titanrl.rollout.sampling import shard_prompts
 from titanrl.training.offline import validate
-from titanrl.training.session import Session
 from titanrl.training.step import optimize
 
 SUPERVISED = algorithm(loss={"name": "sft"})
 
 
-def session_of(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
-    """Return a session with the parts that the tests need, on one rank."""
-    loop: dict[str, Any] = {"minibatches": 1, "epochs": 1, "prompts_per_step": 4, "samples_per_prompt": 1}
-    loop |= {"target_kl": None, "skip_zero_advantage": False}
-    loop |= {key: parts.pop(key) for key in list(parts) if key in loop}
-    chosen = parts.pop("algorithm", SUPERVISED)
-    engine = SimpleNamespace(
-        dp_rank=0, dp_degree=1, dp_group=None, rank=0, critic=critic, frozen={},
-        score=model.score, update=model.update, measure=model.measure,
-    )  # fmt: skip
-    experiment = SimpleNamespace(
-        loop=SimpleNamespace(**loop),
-        algorithm=chosen,
-        critic=None,
-        run=SimpleNamespace(seed=0),
-        model=SimpleNamespace(head="language"),
-    )
-    given: dict[str, Any] = {
-        "experiment": experiment, "engine": engine, "tokens": None, "feed": None, "held_out": None,
-        "held_out_data": None,
-        "scored_keys": frozenset(), "scores_greedy": False, "objective": Objective(loss=chosen.loss),
-        "critic_objective": Objective(loss=titanrl.build("loss", {"name": "value"})),
-        "state": None, "live_sampler": None,
-    }  # fmt: skip
-    return Session(**(given | parts))
+def one_weight_session(model: OneWeight, critic: OneWeight | None = None, **parts: Any) -> Any:
+    """Return a session that trains one weight, on one rank."""
+    engine = OneProcess(critic=critic, score=model.score, update=model.update, measure=model.measure)
+    return session_of(engine, **parts)
 
 
 # ----------------------------------------------------------- normalization of steps
@@ -70,24 +49,25 @@ def test_grad_norm_does_not_depend_on_the_number_of_rows() -> None:
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_uneven_minibatches_are_normalized_separately(count: int) -> None:
     model = OneWeight()
-    found = optimize(session_of(model, minibatches=count), rows_of([1] * 10), step=0)
+    found = optimize(
+        one_weight_session(model, loop_keys={"minibatches": count}), rows_of([1] * 10), step=0, on_policy=True
+    )
     assert model.updates == count
     assert found["update/grad_norm"] == (pytest.approx(float(count)), float(count))
 
 
 def test_samples_per_prompt_apply_once_and_the_critic_steps_with_the_policy() -> None:
     policy, critic = OneWeight(), OneWeight(head="value")
-    session = session_of(
-        policy, critic, feed=prompts_of(4), prompts_per_step=4, samples_per_prompt=3, minibatches=2
-    )
-    rows = session.feed.next_batch(4, 3)
+    loop_keys = {"samples_per_prompt": 3, "minibatches": 2}
+    session = one_weight_session(policy, critic, loader=prompts_of(4), loop_keys=loop_keys)
+    rows = session.loader.next_batch(4, 3)
     assert [(row.prompt_index, row.sample_index) for row in rows] == [
         (g, i) for g in range(4) for i in range(3)
     ]
     batch = rows_of([1] * 12)
     batch["group_id"] = torch.tensor([row.prompt_index for row in rows])
     batch["value"], batch["returns"] = torch.zeros(12, 1), torch.ones(12, 1)
-    optimize(session, batch, step=0)
+    optimize(session, batch, step=0, on_policy=True)
     assert (policy.updates, critic.updates) == (2, 2)
 
 
@@ -99,8 +79,8 @@ def test_validation_loss_does_not_depend_on_micro_batches_or_accumulation(
     """A loss of 2 on every token of three examples, whatever steps and micro-batches the run is made of."""
     model = OneWeight(max_tokens=max_tokens)
     texts = data_of("a", "bc", "def")
-    session = session_of(model, held_out_data=texts, **training)
-    session.experiment.evaluation = SimpleNamespace(num_prompts=3)
+    evaluation = Evaluation(num_prompts=3)
+    session = one_weight_session(model, eval_examples=texts, evaluation=evaluation, loop_keys=training)
     with torch.no_grad():
         model.role.weight.zero_()
     session.objective = Objective(loss=_two)
@@ -162,11 +142,11 @@ def test_second_epoch_over_a_batch_uses_the_updated_policy(max_tokens: int) -> N
         moved.append(means(found)["loss/approx_kl"] > 0)
         return found
 
-    session = session_of(model, algorithm=chosen, epochs=2)
+    session = one_weight_session(model, algorithm=chosen, loop_keys={"epochs": 2})
     session.engine.update = watched
     for step in range(3):
         batch = rows_of([1, 2, 3, 4])
         batch["old_logprob"] = model.score(batch)["logprob"]
         batch["advantage"] = torch.ones(4, 1)
-        optimize(session, batch, step)
+        optimize(session, batch, step, on_policy=True)
     assert moved == [False, True] * 3

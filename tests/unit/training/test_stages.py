@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from tests.unit.algorithm.test_compute_advantages import algorithm
+from tests.unit.training.sessions import OneProcess, session_of
 from titanrl import build
 from titanrl.config.tables import Reward
 from titanrl.protocols import Completion, RolloutRequest
 from titanrl.rollout.sample_rows import sample_rows
 from titanrl.training.stages import batch_metrics, sample, score
 
-ALONE = SimpleNamespace(
-    rank=0, world_size=1, dp_rank=0, dp_degree=1, dp_group=None, row_groups=[], tensor_parallel_degree=1
-)
-"""An engine of one process, as far as sampling asks it."""
 
-
-class Letters:
-    """Sampled answers are as many 'a' as their number, greedy ones as many as their prompt has tokens."""
+class CountedLetters:
+    """Samples as many 'a' as the sample's number, and greedily as many as the prompt has tokens."""
 
     version = 3
     ranks_per_engine = 1
@@ -39,19 +35,14 @@ class Letters:
 
 
 def session(rewards: Sequence[Reward] = (), *, greedy: bool = False, old_logprob: str = "recompute") -> Any:
-    return SimpleNamespace(
-        sampler=Letters(),
-        seed=0,
-        tokens=SimpleNamespace(decode=lambda ids: "a" * len(ids)),
-        engine=ALONE,
-        experiment=SimpleNamespace(
-            reward=tuple(rewards),
-            algorithm=SimpleNamespace(old_logprob=old_logprob),
-            critic=None,
-            sampler=SimpleNamespace(max_response_tokens=8),
-        ),
+    chosen = algorithm(loss={"name": "sft"}, old_logprob=old_logprob)
+    return session_of(
+        OneProcess(),
+        algorithm=chosen,
+        rewards=tuple(rewards),
+        sampler_table=build("sampler", {"name": "scripted", "max_response_tokens": 8}),
+        live_sampler=CountedLetters(),
         scores_greedy=greedy,
-        scored_keys=frozenset(),
     )
 
 
@@ -81,15 +72,17 @@ def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_response_per_promp
     assert failures == ({"reward/greedy_failures": 0.0}, {})
     assert live.sampler.asked == [(6, False), (2, True)]
     assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
-    assert batch_metrics(score(live, batch)[0])["reward/greedy_mean"] == 1.25
+    assert batch_metrics(score(live, batch, on_policy=True)[0])["reward/greedy_mean"] == 1.25
 
 
 def test_failures_on_greedy_responses_are_counted() -> None:
     def breaks(batch: TensorDict) -> torch.Tensor:
         raise RuntimeError("broken")
 
-    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, timeout_seconds=5.0)
-    batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
+    term = length_reward(1.0, "x")
+    object.__setattr__(term, "component", breaks)
+    object.__setattr__(term, "failure", -1.0)
+    batch, failures = sample(session([term], greedy=True), rows(), step=0)
     assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
 
@@ -106,12 +99,12 @@ def test_bypass_mode_uses_rollout_logprobs_as_old_logprobs() -> None:
     live = session(old_logprob="sampler")
     batch, _ = sample(live, rows(), step=0)
     batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
-    scored, _ = score(live, batch)
+    scored, _ = score(live, batch, on_policy=True)
     assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
 
 
 def test_batch_without_rewards_has_no_reward_metrics() -> None:
-    scored, failures = score(session(), sample(session(), rows(), step=0)[0])
+    scored, failures = score(session(), sample(session(), rows(), step=0)[0], on_policy=True)
     assert failures == ({}, {})
     assert not {"reward", "rewards"} & set(scored.keys())
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
@@ -123,9 +116,8 @@ def test_batch_without_rewards_has_no_reward_metrics() -> None:
 
 def test_sample_records_hold_rewards_and_mean_advantage() -> None:
     live = session([length_reward(2.0, "x")])
-    scored, _ = score(
-        live, sample(live, [RolloutRequest(prompt_ids=[5], prompt_index=0, sample_index=3)], step=0)[0]
-    )
+    request = RolloutRequest(prompt_ids=[5], prompt_index=0, sample_index=3)
+    scored, _ = score(live, sample(live, [request], step=0)[0], on_policy=True)
     scored["advantage"] = torch.where(scored["loss_mask"], torch.tensor([1.0, 2.0, 3.0, 6.0]), 0.0)
     (shown,) = sample_rows(TensorDict(scored, batch_size=[1]), 5, letters)
     assert (shown["reward"], shown["rewards"], shown["advantage"]) == (2.0, {"x": 1.0}, 3.0)
@@ -133,7 +125,7 @@ def test_sample_records_hold_rewards_and_mean_advantage() -> None:
 
 
 def test_sample_records_hold_the_values_of_each_response_token() -> None:
-    scored, _ = score(session(), sample(session(), rows()[2:3] * 3, step=0)[0])
+    scored, _ = score(session(), sample(session(), rows()[2:3] * 3, step=0)[0], on_policy=True)
     mask = scored["loss_mask"]
     scored["old_logprob"] = torch.where(mask, torch.tensor([0.0, -0.5, -0.4, -torch.inf]), 7.0)
     scored["ref_logprob"] = torch.where(mask, -1.0, 7.0)

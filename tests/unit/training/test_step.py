@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.algorithm.test_compute_advantages import algorithm
 from tests.unit.engine.one_weight import OneWeight, rows_of
-from tests.unit.training.test_optimizer_steps import session_of
+from tests.unit.training.sessions import OneProcess, session_of
 from titanrl.algorithm.metrics import means
 from titanrl.errors import ConfigError
 from titanrl.training.step import optimize
 
 
 class Scripted:
-    """A policy that reports these distances from the old one, an optimizer step each."""
+    """A policy that reports these distances from the old policy, one per optimizer step."""
 
     def __init__(self, distances: Sequence[float | None]) -> None:
         self.distances, self.updates, self.rates = list(distances), 0, 0
 
-    score = measure = None
+    @property
+    def schedule(self) -> Scripted:
+        return self
+
+    def step(self) -> None:
+        self.rates += 1
 
     def update(self, rows: Any, objective: Any, coefficients: Any) -> dict[str, tuple[float, float]]:
         distance = self.distances[self.updates]
@@ -37,15 +41,12 @@ def outcome(
     """Returns policy, critic and metrics after a batch of two epochs of two minibatches."""
     policy, critic = Scripted(distances), OneWeight(head="value")
     chosen = algorithm(loss={"name": "ppo_clip"}, advantage={"name": "grpo"})
-    session = session_of(policy, critic, algorithm=chosen, minibatches=2, epochs=2, target_kl=limit)  # type: ignore[arg-type]
-    session.engine.policy = SimpleNamespace(schedule=SimpleNamespace(step=lambda: step_rate(policy)))
+    engine = OneProcess(policy=policy, critic=critic, update=policy.update)
+    loop_keys = {"minibatches": 2, "epochs": 2, "target_kl": limit}
+    session = session_of(engine, algorithm=chosen, loop_keys=loop_keys)
     rows = rows_of([2, 3])
     rows["value"], rows["returns"] = rows["labels"].float(), rows["labels"].float()
-    return policy, critic, means(optimize(session, rows, step=0))
-
-
-def step_rate(policy: Scripted) -> None:
-    policy.rates += 1
+    return policy, critic, means(optimize(session, rows, step=0, on_policy=True))
 
 
 @pytest.mark.parametrize(

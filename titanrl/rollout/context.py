@@ -1,0 +1,73 @@
+"""The live objects and tables that sampling and scoring need, whoever owns them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from titanrl.protocols import SamplerContext
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from titanrl.config.engine_tables import Training
+    from titanrl.config.tables import Reward
+    from titanrl.data.tokenizer import ChatTokenizer
+    from titanrl.engine import Engine
+    from titanrl.protocols import Sampler, SamplerSettings
+
+__all__ = ["RolloutContext", "start_sampler"]
+
+
+class RolloutContext(Protocol):
+    """A training session, or a policy that is only sampled from."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def sampler_settings(self) -> SamplerSettings: ...
+    @property
+    def tokenizer(self) -> ChatTokenizer: ...
+    @property
+    def rewards(self) -> Sequence[Reward]: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def start_sampler(
+    settings: SamplerSettings,
+    engine: Engine,
+    tokenizer: ChatTokenizer,
+    *,
+    training: Training,
+    model_path: str,
+    seed: int,
+    num_rows: int | None = None,
+) -> Sampler:
+    """Returns the live sampler of a [sampler] table, in this rank's process.
+
+    Args:
+        settings: the [sampler] table.
+        engine: the trainer's engine on this rank.
+        tokenizer: the model's tokenizer.
+        training: the [training] table, for the longest row and the compute dtype.
+        model_path: Hugging Face folder of the initial weights.
+        seed: the run's seed.
+        num_rows: completions requested at a time, on all ranks together; None: unknown.
+    """
+    return settings.start(
+        SamplerContext(
+            model_path=model_path,
+            eos_ids=tokenizer.eos_ids,
+            max_length=training.seq_len,
+            seed=seed,
+            device=engine.device.type,
+            dtype=training.mixed_precision_param,
+            num_rows=num_rows,
+            dp_rank=engine.dp_rank,
+            dp_degree=engine.dp_degree,
+            engine=engine,
+            tokenizer=tokenizer.tokenizer,
+        )
+    )
