@@ -92,7 +92,8 @@ class TaskPrompts:
 
     def __getitem__(self, index: int) -> Prompt:
         entry = self.entry(index)
-        return Prompt(messages=self.messages(entry), answer=encode_entry(entry))
+        columns = {"dataset": self.settings.dataset, "metadata": entry.get("metadata", {})}
+        return Prompt(messages=self.messages(entry), answer=encode_entry(entry), columns=columns)
 
     def messages(self, entry: Mapping[str, Any]) -> Messages:
         """Returns the chat messages of an entry's question."""

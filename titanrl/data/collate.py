@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from titanrl.data.encode import TokenizedExample
 from titanrl.protocols import Completion, RolloutRequest
+from titanrl.protocols.batch import KEYS
 
 __all__ = ["collate_rollouts", "collate_examples"]
 
@@ -23,6 +25,7 @@ def collate_rollouts(
     *,
     decode: Callable[[Sequence[int]], str],
     version: int,
+    out_keys: Sequence[str] = (),
 ) -> TensorDict:
     """Return the batch that stage `sample` promises, batch_size [N].
 
@@ -36,9 +39,11 @@ def collate_rollouts(
         completions: one per request, in the same order.
         decode: completion ids -> text.
         version: the sampler's policy version, for completions that state none of their own.
+        out_keys: registered batch keys that the sampler or the prompts' source adds. Each value is taken from
+            the completion's extras, or else from the request's columns.
 
     Raises:
-        ValueError: a completion whose lists differ in length.
+        ValueError: a completion whose lists differ in length, or a row without the value of an out_key.
     """
     assert len(requests) == len(completions), f"{len(completions)} completions for {len(requests)} requests"
     pairs = list(zip(requests, completions, strict=True))
@@ -80,9 +85,35 @@ def collate_rollouts(
                 "columns": [dict(request.columns) for request in requests],
                 "source": [request.source for request in requests],
             },
+            **{key: _extra(key, pairs, shape) for key in out_keys},
         },
         batch_size=[len(requests)],
     )
+
+
+def _extra(
+    key: str, pairs: Sequence[tuple[RolloutRequest, Completion]], shape: tuple[int, int]
+) -> torch.Tensor | list[Any]:
+    """Return a registered key: [N], [N, L] with 0 outside the completion, or a list of N texts."""
+    spec, values = KEYS[key], []
+    for request, completion in pairs:
+        found = completion.extras.get(key, request.columns.get(key))
+        if found is None:
+            raise ValueError(
+                f"completion {request.sample_index} of prompt {request.prompt_index} has no {key!r}, which "
+                "its sampler or source declares in out_keys; return it in Completion.extras or as a column."
+            )
+        values.append(found)
+    if spec.dtype == "text":
+        return values
+    dtype = getattr(torch, spec.dtype)
+    if spec.shape == "[N]":
+        return torch.tensor(values, dtype=dtype)
+    result = torch.zeros(shape, dtype=dtype)
+    for index, ((request, completion), value) in enumerate(zip(pairs, values, strict=True)):
+        start = len(request.prompt_ids) - 1
+        result[index, start : start + len(completion.ids)] = torch.tensor(value, dtype=dtype)
+    return result
 
 
 def _row_id(request: RolloutRequest) -> int:

@@ -79,7 +79,7 @@ def _steps(
         # By themselves, so that no token holds the end of a step and what follows it.
         ids += tokens.encode_text(step.text)
         labels[len(ids)] = step.label
-        ids += tokens.encode_text(step.end)
+        ids += tokens.encode_text(step.separator)
     return ids, [place in labels for place in range(len(ids))], labels
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from titanrl.protocols.sources import NO_COLUMNS
+
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Completion", "FinishReason", "RolloutRequest", "Sampler", "SamplerContext", "SamplerSettings"]
-
-NO_COLUMNS: Mapping[str, Any] = {}
-"""The columns of a request whose source has none; a plain dict, so that requests can be pickled."""
 
 
 class FinishReason(IntEnum):
@@ -52,6 +51,10 @@ class RolloutRequest(NamedTuple):
     """Name of the source that the prompt comes from."""
 
 
+NO_EXTRAS: Mapping[str, Any] = {}
+"""The extras of a completion that has none; a plain dict, so that completions can be pickled."""
+
+
 class Completion(NamedTuple):
     """A sampled continuation of one prompt: token ids as they were sampled, never decoded and re-encoded."""
 
@@ -67,12 +70,19 @@ class Completion(NamedTuple):
     Only sampled tokens are trained. None: all are sampled."""
     versions: Sequence[int] | None = None
     """Policy version that sampled each token. None: the sampler's version for all of them."""
+    extras: Mapping[str, Any] = NO_EXTRAS
+    """Registered batch key that the sampler's ``out_keys`` name -> its value: a number or a text for shape
+    [N], one number per id for shape [N, L]."""
 
     def truncated(self, count: int, finish_reason: FinishReason) -> Completion:
         """Return the first ``count`` tokens, which end for ``finish_reason``."""
         mask = None if self.mask is None else self.mask[:count]
         versions = None if self.versions is None else self.versions[:count]
-        return Completion(self.ids[:count], self.logprobs[:count], finish_reason, mask, versions)
+        extras = {
+            key: value[:count] if isinstance(value, (list, tuple)) else value
+            for key, value in self.extras.items()
+        }
+        return Completion(self.ids[:count], self.logprobs[:count], finish_reason, mask, versions, extras)
 
     @property
     def num_sampled(self) -> int:

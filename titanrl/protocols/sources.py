@@ -1,37 +1,46 @@
-"""The contracts of what is trained on: prompts to be answered, and answers that stand already."""
+"""Contracts of data: prompts that responses are sampled for, and examples of an existing dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 __all__ = [
     "DataSettings",
     "DataSource",
     "Example",
     "Messages",
+    "ProcessStep",
     "Prompt",
     "PromptSource",
     "SourceSettings",
-    "ProcessStep",
 ]
 
 Messages: TypeAlias = tuple[dict[str, str], ...]
 """A chat: role and content of each message."""
 
+NO_COLUMNS: Mapping[str, Any] = {}
+"""The columns of a row that has none; a plain dict, so that whatever holds it can be pickled."""
+
 
 class Prompt(NamedTuple):
-    """One task: what is asked, and what a reward needs to judge the answer."""
+    """One task: the prompt and everything that a reward needs to score a response."""
 
     messages: Messages | str
-    """Chat messages (rendered by the chat template), or text that is tokenized as it is."""
+    """Chat messages, rendered by the chat template, or text that is tokenized as it is."""
     answer: str = ""
     """Reference answer, or JSON that the task's scorer understands."""
+    columns: Mapping[str, Any] = NO_COLUMNS
+    """The other columns of the dataset row; rewards read them at ``("text", "columns")`` as JSON values."""
+    id: str = ""
+    """The row's own identity, if the source has a unique one; empty: the messages identify the prompt."""
+    source: str = ""
+    """Name of the source, for a source that mixes others; empty: the registered name."""
 
 
 class PromptSource(Protocol):
-    """A finite, indexable set of prompts; shuffling and position are the loop's."""
+    """A finite, indexable set of prompts; the training loop holds order and position."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Prompt: ...
@@ -44,57 +53,59 @@ class SourceSettings(Protocol):
 
 
 class ProcessStep(NamedTuple):
-    """One step of an answer, judged by itself."""
+    """One step of a response with a label of its own."""
 
     text: str
     label: float
-    """How right it is, in [0, 1]; it stands on the first token of ``end``, which has seen the whole step."""
-    end: str = "\n"
-    """What follows the step, not empty."""
+    """Correctness in [0, 1]; it belongs to the first token of ``separator``, which follows the whole step."""
+    separator: str = "\n"
+    """Text after the step, not empty."""
 
 
 class Example(NamedTuple):
-    """A row that is trained on as it stands instead of being sampled."""
+    """A row of an existing dataset, which is trained on without sampling."""
 
     prompt: Messages | str
-    """What comes before; nothing of it is trained."""
+    """The text before the response; it is masked."""
     response: Messages | str | tuple[ProcessStep, ...]
     """Messages: every assistant turn is trained; text: all of it and an end token; or process steps."""
     scalars: Mapping[str, float] = MappingProxyType({})
-    """Batch keys [N] with the row's number for each: ``reward``, ``margin``."""
+    """Batch keys [N] -> the row's value: ``reward``, ``margin``."""
     head: str = ""
-    """Which of [model] heads the row's labels are about; empty: the weighted sum of all."""
+    """Name in [model] heads that the row's labels are about; empty: the weighted sum of all heads."""
 
 
 class DataSource(Protocol):
-    """A finite, indexable set of examples; each is the rows of one group, which stay together.
+    """A finite, indexable set of examples; each gives the rows of one group, which stay together.
 
-    A preference pair is a group of two, chosen first. Shuffling and position are the loop's.
+    A preference pair is a group of two, the chosen row first. The training loop holds order and position.
     """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[Example, ...]:
-        """Raises:
-        ValueError: a bad example: the column, what is wrong with it, the remedy; its place is added.
+        """Return the rows of one example.
+
+        Raises:
+            ValueError: a bad example: the column, what is wrong and how to fix it; the location is added.
         """
         ...
 
     def place(self, index: int) -> str:
-        """Returns where an example stands, as messages name it: ``pairs.jsonl:12``."""
+        """Return the location of an example for messages: ``pairs.jsonl:12``."""
         ...
 
 
 class DataSettings(Protocol):
-    """A registered source of fixed rows; ``out_keys`` is what tells it from a source of prompts."""
+    """A registered source of dataset examples; ``out_keys`` distinguishes it from a source of prompts."""
 
     @property
     def too_long(self) -> Literal["refuse", "drop"]:
-        """What becomes of examples with a row longer than [training] seq_len."""
+        """Policy for examples with a row longer than [training] seq_len."""
         ...
 
     @property
     def out_keys(self) -> tuple[str, ...]:
-        """Batch keys that every row brings beside its tokens: its scalars, and ``token_reward`` of steps."""
+        """Batch keys that every row has beside its tokens: its scalars, and ``token_reward`` of steps."""
         ...
 
     @property
@@ -103,9 +114,9 @@ class DataSettings(Protocol):
         ...
 
     def open(self) -> DataSource:
-        """Returns the examples, none of them read yet: bad ones raise when they are.
+        """Return the examples, none of which is read yet: a bad one raises when it is read.
 
         Raises:
-            ConfigError: there are none, or they cannot be reached.
+            ConfigError: there are no examples, or they cannot be reached.
         """
         ...

@@ -46,7 +46,8 @@ class PromptColumns:
         reference = row.get(self.answer_key)
         if not isinstance(reference, str):
             reference = "" if reference is None else json.dumps(reference, ensure_ascii=False)
-        return Prompt(messages=self._messages(key, row[key]), answer=reference)
+        columns = {name: value for name, value in row.items() if name not in (key, self.answer_key)}
+        return Prompt(messages=self._messages(key, row[key]), answer=reference, columns=columns)
 
     def _messages(self, key: str, value: Any) -> Messages | str:
         if isinstance(value, str) and value.strip():

@@ -10,7 +10,7 @@ import torch
 from titanrl.data.collate import collate_rollouts
 from titanrl.ops.padding import trim
 from titanrl.protocols import Completion, FinishReason, RolloutRequest
-from titanrl.protocols.batch import check
+from titanrl.protocols.batch import KEYS, Key, check
 
 
 def batch():
@@ -143,6 +143,29 @@ def test_columns_source_and_identity_of_the_prompt_are_in_the_batch() -> None:
     assert list(batch["text", "columns"]) == [{"level": 3, "tests": ["a"]}, {}]
     assert batch[1:]["text", "columns"][0] == {}
     assert batch[0:1]["text", "columns"][0] == {"level": 3, "tests": ["a"]}
+
+
+def test_registered_keys_come_from_the_completion_or_the_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {
+        "turn": Key("[N, L]", "int32", "sample", "number of the turn"),
+        "level": Key("[N]", "float32", "sample", "difficulty of the prompt"),
+        "tool": Key("[N]", "text", "sample", "name of the tool"),
+    }
+    for name, key in keys.items():
+        monkeypatch.setitem(KEYS, name, key)
+    requests = [RolloutRequest([1, 2], 0, 0, columns={"level": 3}), RolloutRequest([1], 1, 0)]
+    completions = [
+        Completion([5, 6], [-1.0, -1.0], 0, extras={"turn": [1, 2], "tool": "a"}),
+        Completion([7], [-1.0], 0, extras={"turn": [4], "tool": "b", "level": 0.5}),
+    ]
+    batch = collate_rollouts(requests, completions, decode=str, version=0, out_keys=tuple(keys))
+    assert batch["turn"].tolist() == [[0, 1, 2], [4, 0, 0]]
+    assert batch["level"].tolist() == [3.0, 0.5]
+    assert list(batch["tool"]) == ["a", "b"]
+    with pytest.raises(ValueError, match="completion 0 of prompt 0 has no 'level'"):
+        collate_rollouts(
+            [requests[0]._replace(columns={})], completions[:1], decode=str, version=0, out_keys=["level"]
+        )
 
 
 def test_trim_pads_and_cuts_token_keys_only():

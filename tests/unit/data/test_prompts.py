@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import pickle
+
+import numpy
 import pytest
 
-from titanrl.data.prompts import PromptLoader
+from titanrl.data.columns import json_columns
+from titanrl.data.prompts import PromptLoader, prompt_id
 from titanrl.errors import ConfigError
 from titanrl.protocols import Prompt
 
@@ -66,8 +71,66 @@ def test_prompt_that_the_template_refuses_is_named():
 
 
 def test_empty_source_and_overlong_prompt_are_refused_with_their_table():
-    with pytest.raises(ConfigError, match=r"\[prompts\] holds no prompt"):
+    with pytest.raises(ConfigError, match=r"\[prompts\] has no prompts"):
         feed(0)
     long = PromptLoader(Numbers(1), lambda _: [0] * 5, seed=0, max_prompt_tokens=4)
     with pytest.raises(ConfigError, match=r"prompt 0 has 5 tokens, more than the 4"):
         long.next_batch(1, 1)
+
+
+def test_identity_of_a_prompt_is_its_source_and_messages_alone() -> None:
+    """The value is that of b2sum -l 64; it must not change, or saved statistics of prompts are lost."""
+    chat = ({"role": "user", "content": "1 + 1? \ud800"},)
+    assert prompt_id("jsonl", Prompt("1 + 1?")) == 5126246140783233145
+    same = prompt_id("jsonl", Prompt("1 + 1?", answer="2", columns={"level": 1}))
+    assert same == prompt_id("jsonl", Prompt("1 + 1?"))
+    others = [
+        prompt_id("other", Prompt("1 + 1?")), prompt_id("jsonl", Prompt("1 + 2?")),
+        prompt_id("jsonl", Prompt(chat)), prompt_id("jsonl", Prompt("1 + 1?", id="7")),
+        prompt_id("jsonl", Prompt("x", id="8")),
+    ]  # fmt: skip
+    assert len({same, *others}) == 6
+    assert all(0 <= each < 2**63 for each in others)
+    assert prompt_id("jsonl", Prompt("edited", id="7")) == others[3]
+
+
+class Rows:
+    """Duplicated prompts with columns, in a given order."""
+
+    def __init__(self, *prompts: Prompt) -> None:
+        self.prompts = prompts
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return self.prompts[index]
+
+
+def test_identity_follows_the_prompt_through_every_order_and_duplicates_share_it() -> None:
+    prompts = [Prompt("a"), Prompt("b"), Prompt("a", answer="other"), Prompt("c", source="mixed")]
+    ids: list[dict[str, set[int]]] = []
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        rows = Rows(*(prompts[i] for i in order))
+        loader = PromptLoader(rows, lambda _: [1], seed=order[0], max_prompt_tokens=4, name="jsonl")
+        found: dict[str, set[int]] = {}
+        for request in loader.next_batch(4, 2):
+            found.setdefault(request.text, set()).add(request.prompt_id)
+            assert request.source == ("mixed" if request.text == "c" else "jsonl")
+        ids.append(found)
+    assert ids[0] == ids[1] == {text: {next(iter(values))} for text, values in ids[0].items()}
+
+
+def test_columns_of_the_row_reach_every_request_as_json_values() -> None:
+    row = {
+        "level": numpy.int64(3), "tests": ("a", {"in": b"x"}), "day": datetime.date(2026, 1, 2), "none": None,
+        "vector": numpy.array([1.5, 2.0]),
+    }  # fmt: skip
+    loader = PromptLoader(Rows(Prompt("q", columns=row)), lambda _: [1], seed=0, max_prompt_tokens=4)
+    expected = {
+        "level": 3, "tests": ["a", {"in": "b'x'"}], "day": "2026-01-02", "none": None, "vector": [1.5, 2.0],
+    }  # fmt: skip
+    requests = loader.next_batch(1, 2)
+    assert [request.columns for request in requests] == [expected, expected]
+    assert pickle.loads(pickle.dumps(requests)) == requests
+    assert json_columns(expected) == expected
