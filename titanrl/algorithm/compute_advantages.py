@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from titanrl.algorithm.pairs import to_preference_pairs
+from titanrl.algorithm.token_rewards import add_token_rewards
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
@@ -66,7 +67,8 @@ def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorD
             )
     is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
     if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
-        batch["token_reward"] = _token_reward(batch, kl)
+        scale = 1.0 if scaling is None or not scaling.divide else 1 / scaling.deviation
+        batch["token_reward"] = _token_reward(batch, kl, scale)
     if algorithm.advantage is not None:
         metrics |= _set_advantage(batch, algorithm)
     if algorithm.correction:
@@ -108,9 +110,13 @@ def _penalty(batch: TensorDict, kl: KLTerm) -> torch.Tensor:
     return penalty
 
 
-def _token_reward(batch: TensorDict, kl: KLTerm | None) -> torch.Tensor:
-    """Returns [N, L] the reward on the last trainable token, less KL-in-reward; 0 where masked."""
+def _token_reward(batch: TensorDict, kl: KLTerm | None, scale: float) -> torch.Tensor:
+    """Returns [N, L] the reward of each token, less KL-in-reward; 0 where masked.
+
+    Per-token rewards stand at their positions, the rest of the reward on the last response token.
+    """
     placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+    placed = add_token_rewards(placed, batch, scale)
     return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
 
 

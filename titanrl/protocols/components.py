@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tensordict import TensorDict
     from torch import Tensor
 
@@ -118,9 +120,14 @@ class Filter(Protocol):
 
 
 class RewardFunction(Protocol):
-    """Returns [N] float32: one finite value per row, in row order."""
+    """Scores the rows of a batch: [N] float32, one finite value per row, in row order.
 
-    def __call__(self, batch: TensorDict) -> Tensor: ...
+    A class may declare ``per_token = True`` and return [N, L], one value per label position; or ``outputs``, a
+    tuple of names, and return a mapping of these names to [N]; and ``out_keys``, registered batch keys that
+    the mapping then holds too. See ``titanrl.rollout.rewards.score_rewards``.
+    """
+
+    def __call__(self, batch: TensorDict) -> Tensor | Mapping[str, Tensor]: ...
 
 
 @runtime_checkable

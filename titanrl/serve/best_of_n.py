@@ -81,7 +81,7 @@ def ranking_rewards(rewards: Sequence[Reward], label: str | None) -> list[Reward
         raise ConfigError(f"--reward {text} labels: {', '.join(known) or 'none'}.")
     wanted = [each.label for each in rewards if each.weight != 0] if label is None else [label]
     for name in wanted:
-        wanted += sorted(read_by(known[name]) - set(wanted))
+        wanted += sorted(read_by(known[name], rewards) - set(wanted))
     return [each for each in rewards if each.label in wanted]
 
 

@@ -85,7 +85,7 @@ LATE = "took longer than its timeout_seconds, 0.5"
         (lambda: float("nan"), "returned nan"),
         (lambda: float("inf"), "returned inf"),
         (lambda: 1e300, "returned inf"),
-        (lambda: None, "returned torch.float32 of shape [0], not one number a row"),
+        (lambda: None, "returned torch.float32 of shape [0], not one number per row"),
         (spin, LATE),
         (sleep, LATE),
     ],
@@ -144,7 +144,7 @@ def test_python_loop_is_stopped_at_the_timeout() -> None:
 def test_result_that_is_not_one_number_per_row_fails(result: Any, got: str) -> None:
     scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
     assert scores["reward"].tolist() == [-7.0, -7.0]
-    assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number a row")}
+    assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number per row")}
 
 
 @pytest.mark.usefixtures("interruptible")

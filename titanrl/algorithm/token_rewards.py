@@ -1,0 +1,38 @@
+"""Per-token rewards in ``token_reward``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from titanrl.ops.masked import where0
+from titanrl.ops.sequence import is_last_trainable
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["add_token_rewards"]
+
+
+def add_token_rewards(token_reward: torch.Tensor, batch: TensorDict, scale: float = 1.0) -> torch.Tensor:
+    """Return ``token_reward`` with every per-token reward at its own positions.
+
+    A row's reward contains the sums of its per-token rewards, and stands on the last response token at first.
+    With P = scale * sum_k token_rewards_k, P_t is added at each position t and sum_t P_t is subtracted from
+    the last response token, so that the row's sum does not change.
+
+    Args:
+        token_reward: [N, L] float32, the whole reward on the last response token.
+        batch: N rows; ``token_rewards`` holds [N, L] weighted numbers per label, 0 where masked.
+        scale: factor that reward scaling applies to the reward.
+
+    Returns:
+        [N, L] float32; ``token_reward`` itself if the batch has no per-token rewards.
+    """
+    parts = batch.get("token_rewards", None)
+    if parts is None or parts.is_empty():
+        return token_reward
+    moved = scale * torch.stack([parts[label] for label in sorted(parts.keys())]).sum(0)
+    total = moved.sum(-1, keepdim=True, dtype=torch.float64).float()
+    return token_reward + moved - where0(is_last_trainable(batch["loss_mask"]), total)
