@@ -122,8 +122,8 @@ class Filter(Protocol):
 class RewardFunction(Protocol):
     """Scores the rows of a batch: [N] float32, one finite value per row, in row order.
 
-    A class may declare ``per_token = True`` and return [N, L], one value per label position; or ``outputs``, a
-    tuple of names, and return a mapping of these names to [N]; and ``out_keys``, registered batch keys that
+    A class may declare ``per_token = True`` and return [N, L], one value per label position; or ``outputs``,
+    a tuple of names, and return a mapping of these names to [N]; and ``out_keys``, registered batch keys that
     the mapping then holds too. See ``titanrl.rollout.rewards.score_rewards``.
     """
 
