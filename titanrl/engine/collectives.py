@@ -34,7 +34,7 @@ def gather(batch: TensorDict, group: dist.ProcessGroup | None, degree: int) -> T
     Args:
         batch: this rank's rows, CPU tensors; every rank holds the same keys, lengths may differ.
     """
-    batch = batch.exclude("text")
+    batch = batch.select(*batch.keys(include_nested=True, leaves_only=True))  # Tensors alone.
     if degree == 1:
         return batch
     size = torch.tensor([batch.shape[0], batch["loss_mask"].shape[1]])
