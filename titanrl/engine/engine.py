@@ -58,6 +58,8 @@ class Engine:
         compiles = config.compile.enable and "loss" in config.compile.components
         self._kernels = compiled_kernels(config.compile.backend) if compiles else EAGER
         self._backend = config.compile.backend if compiles else None
+        self.temperature = config.temperature
+        """Divides the logits of all models in every later pass; a sampler may change it between steps."""
         role = self._role(config.model, head=config.policy_head, heads=config.heads)
         self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
         critic = config.critic
@@ -130,7 +132,7 @@ class Engine:
             model,
             self._mesh,
             max_tokens=config.training.max_tokens_per_microbatch,
-            temperature=config.temperature,
+            temperature=lambda: self.temperature,
             kernels=self._kernels,
             top_k=top_k,
         )

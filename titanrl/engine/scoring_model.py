@@ -41,7 +41,7 @@ class ScoringModel:
         mesh: Mesh,
         *,
         max_tokens: int,
-        temperature: float,
+        temperature: Callable[[], float],
         kernels: Kernels = EAGER,
         top_k: int = 0,
     ) -> None:
@@ -146,7 +146,7 @@ class ScoringModel:
         heads = batch.get("head_id", None)
         if heads is not None:
             heads = heads[place // batch["labels"].shape[1]]
-        return HeadQuery(micro_batch.chosen, ids, self._temperature, self._kernels, self._top_k, heads)
+        return HeadQuery(micro_batch.chosen, ids, self._temperature(), self._kernels, self._top_k, heads)
 
     @torch.no_grad()
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:

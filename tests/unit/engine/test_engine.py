@@ -60,6 +60,15 @@ def test_score_equals_log_softmax_of_transformers(
     torch.testing.assert_close(found["entropy"], torch.where(mask, entropy, 0.0), atol=2e-5, rtol=1e-5)
 
 
+def test_passes_use_the_temperature_that_is_set_now(make_engine: Make) -> None:
+    batch, other = make_batch(), make_engine(temperature=0.7)
+    engine = make_engine(temperature=1.3)
+    before = engine.score(batch)["logprob"]
+    engine.temperature = 0.7
+    assert torch.equal(engine.score(batch)["logprob"], other.score(batch)["logprob"])
+    assert not torch.equal(engine.score(batch)["logprob"], before)
+
+
 def test_update_gradient_equals_autograd_on_transformers(
     make_engine: Make, model_folder: Path, objective: Objective
 ) -> None:
