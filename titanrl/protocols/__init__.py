@@ -24,6 +24,7 @@ from titanrl.protocols.rollout import (
     Sampler,
     SamplerContext,
     SamplerSettings,
+    temperature_at,
 )
 from titanrl.protocols.sources import (
     DataSettings,
@@ -64,4 +65,5 @@ __all__ = [
     "SourceSettings",
     "Stateful",
     "TokenLoss",
+    "temperature_at",
 ]

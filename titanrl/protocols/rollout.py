@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +13,15 @@ from titanrl.protocols.sources import NO_COLUMNS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Completion", "FinishReason", "RolloutRequest", "Sampler", "SamplerContext", "SamplerSettings"]
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "RolloutRequest",
+    "Sampler",
+    "SamplerContext",
+    "SamplerSettings",
+    "temperature_at",
+]
 
 
 class FinishReason(IntEnum):
@@ -176,10 +185,30 @@ class SamplerSettings(Protocol):
     """A registered sampler: its fields are its TOML table, ``start`` creates the live sampler.
 
     A class may have ``problems(folder, world_size)``, which yields (field, message) for what it cannot sample
-    from.
+    from, and ``temperature_at(step)``, the temperature of a training step where it is not constant.
     """
 
     temperature: float
     max_response_tokens: int
 
     def start(self, context: SamplerContext) -> Sampler: ...
+
+
+def temperature_at(settings: SamplerSettings, step: int) -> float:
+    """Return the temperature at which the rollouts of a training step are sampled and scored.
+
+    Args:
+        settings: the [sampler] table.
+        step: number of the training step, from 0.
+
+    Raises:
+        ValueError: the settings state a temperature that is not positive and finite.
+    """
+    schedule = getattr(settings, "temperature_at", None)
+    temperature = float(settings.temperature if schedule is None else schedule(step))
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"[sampler] temperature must be in (0, inf), got {temperature} at step {step}; "
+            "correct its temperature_at."
+        )
+    return temperature
