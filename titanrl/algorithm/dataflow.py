@@ -10,7 +10,7 @@ from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem, closest_matches, did_you_mean
 from titanrl.protocols import DataSettings, PolicyLoss
 from titanrl.protocols.batch import KEYS, Stage, key_name
-from titanrl.registry import kind_of, name_of
+from titanrl.registry import declared, kind_of, name_of
 
 __all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "scored_keys"]
 
@@ -86,7 +86,7 @@ def dataflow_nodes(
         rows = Node("sample", "sampler", "sampler", (), ROLLOUT_KEYS)
     else:
         rewards = ()
-        rows = Node("sample", label(data), "data", (), (*EXAMPLE_KEYS, *getattr(data, "out_keys", ())))
+        rows = Node("sample", label(data), "data", (), (*EXAMPLE_KEYS, *declared(data, "out_keys")))
     later = [*_estimate(algorithm, rows.writes), *_update(algorithm)]
     if critic is not None:
         reads = ("loss_mask", "loss_weight", *_in_keys(critic))
@@ -206,11 +206,11 @@ def _update(algorithm: Algorithm) -> list[Node]:
 def _optional(algorithm: Algorithm) -> set[BatchKey]:
     """Returns what the components read where the batch has it."""
     components = (algorithm.advantage, algorithm.loss, *algorithm.filter, *algorithm.correction)
-    return {key for component in components for key in getattr(component, "optional_keys", ())}
+    return {key for component in components for key in declared(component, "optional_keys")}
 
 
 def _in_keys(component: Any) -> tuple[BatchKey, ...]:
-    return tuple(getattr(component, "in_keys", ()))
+    return tuple(declared(component, "in_keys"))
 
 
 def _remedy(key: BatchKey, flow: Sequence[Node]) -> str:

@@ -9,6 +9,7 @@ import torch
 from titanrl.algorithm.pairs import preference_pairs
 from titanrl.engine import collectives
 from titanrl.ops.sequence import at_last_trainable
+from titanrl.registry import declared
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,7 +31,7 @@ def held_out_scores(session: Session[Any], rows: TensorDict) -> dict[str, float]
     engine = session.engine
     scored = rows.copy().set("value", engine.score(rows, ("value",))["value"])
     whole = collectives.gather(scored, engine.dp_group, engine.dp_degree)
-    return score_quality(whole, paired=getattr(session.objective.loss, "paired", False))
+    return score_quality(whole, paired=declared(session.objective.loss, "paired"))
 
 
 def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:

@@ -6,11 +6,11 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
 from titanrl.errors import ConfigError, did_you_mean
+from titanrl.registry.declarations import check_class
 from titanrl.registry.ranges import validated
 
 __all__ = [
@@ -56,7 +56,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
     Raises:
         ValueError: unknown kind, or the name is taken by another class.
-        TypeError: the class is not a dataclass.
+        TypeError: the class is no dataclass, or declares something that its kind does not know.
     """
     if kind not in _classes:
         raise ValueError(
@@ -65,10 +65,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         )
 
     def decorate(cls: type[T]) -> type[T]:
-        if not is_dataclass(cls):
-            raise TypeError(
-                f"{kind} {name!r}: {cls.__qualname__} must be a dataclass; put @dataclass under @register."
-            )
+        check_class(kind, name, cls)
         if not cls.__module__.startswith("titanrl.components."):
             load(kind)  # So that taking a built-in's name is found here, at the class that takes it.
         taken = _classes[kind].get(name)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from titanrl.errors import ConfigError, Problem, did_you_mean
 
-__all__ = ["decode_scalar", "format_value", "unknown_keys"]
+__all__ = ["decode_scalar", "format_value", "is_of_type", "unknown_keys"]
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -46,6 +46,15 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         raise ConfigError(Problem("", f"must not be a date or time, got {value}; use a string.")) from None
     except ValidationError as error:
         raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def is_of_type(hint: Any, value: Any) -> bool:
+    """Whether a Python value is of the type ``hint``, without any conversion."""
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def format_value(value: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.ops.scores import filled
+from titanrl.registry import declared
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _in_reading_order(rewards: Sequence[RewardTerm]) -> list[RewardTerm]:
 
 def read_by(term: RewardTerm) -> set[str]:
     """Returns the labels of the other rewards that a reward reads."""
-    keys = getattr(term.component, "in_keys", ())
+    keys = declared(term.component, "in_keys")
     return {key[1] for key in keys if isinstance(key, tuple) and key[0] == "rewards"}
 
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from titanrl.errors import ConfigError, TrainingError
+from titanrl.registry import declared
 from titanrl.serve import http
 from titanrl.serve.best_of_n import BestOf, GenerationRequest, GenerationResult, ranking_rewards
 from titanrl.serve.openai import SEEDS, ChatRequest, CompletionRequest, ServerInfo, models_reply, reply
@@ -120,7 +121,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
             f"--best-of {best_of} needs a [[reward]] that ranks the answers, of a weight other than 0; add "
             "one, name one by --reward, or leave the option out."
         )
-    readers = [each.label for each in chosen if ("text", "answer") in getattr(each.component, "in_keys", ())]
+    readers = [each.label for each in chosen if ("text", "answer") in declared(each.component, "in_keys")]
     scored_by = (reward or "weighted sum") if chosen else None
     top_p = getattr(experiment.sampler, "top_p", None)
     return ServerInfo(name, best_of, scored_by, tuple(readers), top_p)
