@@ -153,7 +153,7 @@ def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Pr
             f"Labels: {', '.join(labels)}.",
             key,
         )
-        for key, named in (("reward", evaluation.reward), ("selector", evaluation.selector))
+        for key, named in (("reward", evaluation.reward), ("best_of_reward", evaluation.best_of_reward))
         if named is not None and named not in labels
     ]
 

@@ -50,7 +50,7 @@ def _keys_of_sampling(
         return []
     unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
     if evaluation is not None and evaluation.prompts is None:
-        keys = ("samples_per_prompt", "temperature", "reward", "selector")
+        keys = ("samples_per_prompt", "temperature", "reward", "best_of_reward")
         unused += [("evaluation", evaluation, key) for key in keys]
     if sampler is not None:
         unused.append(("sampler", sampler, "temperature"))

@@ -45,7 +45,7 @@ class EvalResult(NamedTuple):
     """Its folder, or the run's."""
     num_prompts: int
     failures: int
-    """Scores that are a reward's ``failure``, as it could not judge."""
+    """Scores that are a reward's ``failure_score``, as it could not judge."""
     reasons: dict[str, str]
     """Label of each reward that failed -> why it did the first time."""
     estimates: dict[str, MeanCI]
@@ -75,8 +75,8 @@ def evaluate(session: Session[Any]) -> dict[str, float]:
 
     The score is the raw value of the judging reward, never the shaped sum; the means of all rewards stand
     beside it. Several answers to each prompt also give ``eval/pass_at_<k>`` where the score is right or
-    wrong, ``eval/best_of_<k>`` by the [evaluation] selector, and ``eval/maj_at_<n>`` where the judge can
-    tell what an answer says; k are the powers of two and the number of answers.
+    wrong, ``eval/best_of_<k>`` by the [evaluation] best_of_reward, and ``eval/maj_at_<n>`` where the judge
+    can tell what an answer says; k are the powers of two and the number of answers.
     """
     assert session.held_out is not None
     verdict = _verdict(session, session.held_out)
@@ -141,8 +141,8 @@ def _verdict(host: Session[Any] | Generator, held_out: PromptLoader) -> EvalResu
     if all(score in (0.0, 1.0) for each in scores for score in each):
         for k in numbers:
             found[f"pass_at_{k}"] = estimate([pass_at_k(samples, int(sum(each)), k) for each in scores])
-    if settings.selector is not None:
-        values = [[answer.rewards[settings.selector] for answer in group] for group in groups]
+    if settings.best_of_reward is not None:
+        values = [[answer.rewards[settings.best_of_reward] for answer in group] for group in groups]
         for k in numbers:
             chosen = [best_of_k(*each, k) for each in zip(values, scores, strict=True)]
             found[f"best_of_{k}"] = estimate(chosen)

@@ -88,7 +88,7 @@ class DataSettings(Protocol):
     """A registered source of fixed rows; ``out_keys`` is what tells it from a source of prompts."""
 
     @property
-    def too_long(self) -> Literal["refuse", "drop"]:
+    def on_overlong(self) -> Literal["error", "drop"]:
         """What becomes of examples with a row longer than [training] seq_len."""
         ...
 

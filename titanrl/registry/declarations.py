@@ -12,7 +12,7 @@ from typing import Any, Literal
 from titanrl.errors import did_you_mean, edit_distance_one
 from titanrl.registry.values import is_of_type
 
-__all__ = ["DECLARATIONS", "METHODS", "Declaration", "check_class", "declared", "declares"]
+__all__ = ["DECLARATIONS", "METHODS", "Declaration", "check_class", "declared", "declares", "with_article"]
 
 BatchKeys = tuple[str | tuple[str, ...], ...]
 Names = tuple[str, ...]
@@ -29,76 +29,81 @@ class Declaration:
 
 
 IN_KEYS = Declaration(BatchKeys, (), "Batch keys that the component reads.")
+RENAMED = Declaration(
+    dict[str, str], {}, "Old key -> new key; an old key is an error that names the new one."
+)
 REQUIRES = Declaration(Names, (), "Packages that it imports only when it is used.")
 
+_DECLARATIONS: dict[str, dict[str, Declaration]] = {
+    "advantage": {
+        "in_keys": IN_KEYS,
+        "optional_keys": Declaration(BatchKeys, (), "Batch keys that it reads if something writes them."),
+        "scope": Declaration(
+            Literal["group", "batch"],
+            "group",
+            "batch: a row's advantage depends on other groups.",
+        ),
+        "is_group_relative": Declaration(
+            bool, True, "Whether it compares the rows of a group, so that a group needs two or more."
+        ),
+    },
+    "loss": {
+        "in_keys": IN_KEYS,
+        "needs": Declaration(
+            tuple[Literal["entropy", "value", "sum_pi_squared", "candidate_logprob"], ...],
+            (),
+            "Outputs of the head that it reads beside the log-probs.",
+        ),
+        "paired": Declaration(
+            bool, False, "Whether rows 2i and 2i + 1 are a preference pair that it compares."
+        ),
+        "couples_group": Declaration(
+            bool,
+            False,
+            "Whether it compares the rows of a group; one pass then computes them all.",
+        ),
+        "couples_step": Declaration(
+            bool, False, "Whether it compares all rows of an optimizer step, which is one pass then."
+        ),
+        "is_zero_without_advantage": Declaration(
+            bool, False, "Whether rows with advantage 0 have no gradient, so that they can be skipped."
+        ),
+    },
+    "kl": {
+        "matches": Declaration(
+            dict[str, str], {}, "What its value and its gradients equal in expectation, by placement."
+        ),
+    },
+    "aggregation": {
+        "sums_to": Declaration(
+            Literal["1", "M", "M / B", "M / (B length)"],
+            "1",
+            "Sum of the weights: M loss tokens, B non-empty rows, length the component's key.",
+        ),
+    },
+    "correction": {"in_keys": IN_KEYS},
+    "filter": {
+        "in_keys": IN_KEYS,
+        "keeps_groups": Declaration(bool, True, "Whether it keeps or drops whole groups only."),
+    },
+    "kl_controller": {
+        "controls": Declaration(
+            Literal["kl", "entropy"], "kl", "Quantity that it measures: the KL term or the entropy."
+        ),
+    },
+    "reward": {"in_keys": IN_KEYS, "requires": REQUIRES},
+    "sampler": {"requires": REQUIRES},
+    "source": {
+        "out_keys": Declaration(
+            Names, (), "Batch keys of each row; a class that declares them is a source for [data]."
+        ),
+        "is_paired": Declaration(bool, False, "Whether rows are pairs, chosen before rejected."),
+        "requires": REQUIRES,
+    },
+}
+
 DECLARATIONS: Mapping[str, Mapping[str, Declaration]] = MappingProxyType(
-    {
-        "advantage": {
-            "in_keys": IN_KEYS,
-            "optional_keys": Declaration(BatchKeys, (), "Batch keys that it reads if something writes them."),
-            "scope": Declaration(
-                Literal["group", "batch"],
-                "group",
-                "batch: a row's advantage depends on other groups.",
-            ),
-            "is_group_relative": Declaration(
-                bool, True, "Whether it compares the rows of a group, so that a group needs two or more."
-            ),
-        },
-        "loss": {
-            "in_keys": IN_KEYS,
-            "needs": Declaration(
-                tuple[Literal["entropy", "value", "sum_pi_squared", "candidate_logprob"], ...],
-                (),
-                "Outputs of the head that it reads beside the log-probs.",
-            ),
-            "paired": Declaration(
-                bool, False, "Whether rows 2i and 2i + 1 are a preference pair that it compares."
-            ),
-            "couples_group": Declaration(
-                bool,
-                False,
-                "Whether it compares the rows of a group; one pass then computes them all.",
-            ),
-            "couples_step": Declaration(
-                bool, False, "Whether it compares all rows of an optimizer step, which is one pass then."
-            ),
-            "is_zero_without_advantage": Declaration(
-                bool, False, "Whether rows with advantage 0 have no gradient, so that they can be skipped."
-            ),
-        },
-        "kl": {
-            "matches": Declaration(
-                dict[str, str], {}, "What its value and its gradients equal in expectation, by placement."
-            ),
-        },
-        "aggregation": {
-            "sums_to": Declaration(
-                Literal["1", "M", "M / B", "M / (B length)"],
-                "1",
-                "Sum of the weights: M loss tokens, B non-empty rows, length the component's key.",
-            ),
-        },
-        "correction": {"in_keys": IN_KEYS},
-        "filter": {
-            "in_keys": IN_KEYS,
-            "keeps_groups": Declaration(bool, True, "Whether it keeps or drops whole groups only."),
-        },
-        "kl_controller": {
-            "controls": Declaration(
-                Literal["kl", "entropy"], "kl", "Quantity that it measures: the KL term or the entropy."
-            ),
-        },
-        "reward": {"in_keys": IN_KEYS, "requires": REQUIRES},
-        "sampler": {"requires": REQUIRES},
-        "source": {
-            "out_keys": Declaration(
-                Names, (), "Batch keys of each row; a class that declares them is a source for [data]."
-            ),
-            "is_paired": Declaration(bool, False, "Whether rows are pairs, chosen before rejected."),
-            "requires": REQUIRES,
-        },
-    }
+    {kind: {**own, "renamed": RENAMED} for kind, own in _DECLARATIONS.items()}
 )
 """Kind of component -> what its classes may declare."""
 
@@ -160,8 +165,9 @@ def _check_declaration(kind: str, label: str, attribute: str, value: Any) -> Non
             expected = _type_text(known[attribute].type)
             raise TypeError(f"{label}: {attribute} must be {expected}, got {value!r}.")
     elif not isinstance(value, property) or any(edit_distance_one(attribute, each) for each in known):
+        near = did_you_mean(attribute, known) or ";"
         raise TypeError(
-            f"{label}: {attribute!r} is no declaration of {_a(kind)}{did_you_mean(attribute, known) or ';'} "
+            f"{label}: {attribute!r} is no declaration of {with_article(kind)}{near} "
             f"declarations: {', '.join(known) or 'none'}. Begin the name of a constant with an underscore."
         )
 
@@ -171,7 +177,7 @@ def _check_state(kind: str, label: str, cls: type) -> None:
     if kind in STATELESS and any(has.values()):
         method = next(name for name in has if has[name])
         raise TypeError(
-            f"{label}: {_a(kind)} has no state, got {method}(); its position is kept by the loader."
+            f"{label}: {with_article(kind)} has no state, got {method}(); its position is kept by the loader."
         )
     if has["state_dict"] != has["load_state_dict"]:
         method, other = sorted(("state_dict", "load_state_dict"), key=lambda each: not has[each])
@@ -211,7 +217,8 @@ def _type_text(hint: Any) -> str:
     return f"a tuple of {_type_text(typing.get_args(hint)[0])}"
 
 
-def _a(kind: str) -> str:
+def with_article(kind: str) -> str:
+    """Returns ``a loss`` or ``an advantage``."""
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 

@@ -106,7 +106,7 @@ def declarations(kind: str, cls: Any) -> dict[str, str]:
     """
     found = {}
     for name in DECLARATIONS[kind]:
-        if name in ("in_keys", "optional_keys") or not declares(cls, name):
+        if name in ("in_keys", "optional_keys", "renamed") or not declares(cls, name):
             continue
         note = " (its keys may change that)" if isinstance(getattr(cls, name), property) else ""
         found[name] = (_value_text(_declared(cls, name)) + note).strip()

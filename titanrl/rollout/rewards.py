@@ -30,7 +30,7 @@ class Failures(NamedTuple):
     """How often rewards could not judge, and why."""
 
     counts: dict[str, float]
-    """Metric name -> scores that are a reward's ``failure``."""
+    """Metric name -> scores that are a reward's ``failure_score``."""
     reasons: dict[str, str]
     """Label of a reward that failed -> why it did the first time."""
 
@@ -59,7 +59,7 @@ class RewardTerm(Protocol):
     @property
     def label(self) -> str: ...
     @property
-    def failure(self) -> float: ...
+    def failure_score(self) -> float: ...
     @property
     def timeout_seconds(self) -> float | None: ...
 
@@ -74,10 +74,10 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
 
     ``reward = sum_k weight_k r_k``; the others are unweighted. A function that raises (BaseException too),
     returns something else than N numbers, or takes longer than its timeout_seconds for the batch is asked
-    row by row, with the same deadline for each: a row on which it fails scores ``failure`` and the reason is
-    kept, the others keep their scores. Rewards that keep their own deadlines say which rows failed through a
-    method ``scores``: there the reason, or None, stands in the place of a number. A reward that reads another
-    one is called after it. KeyboardInterrupt of the user passes through.
+    row by row, with the same time limit for each: a row on which it fails scores ``failure_score`` and the
+    reason is kept, the others keep their scores. Rewards that keep their own time limits report which rows
+    failed through a method ``scores``: the reason, or None, replaces the number there. A reward that reads
+    another one is called after it. KeyboardInterrupt of the user passes through.
 
     Raises:
         ConfigError: a reward reads another one that is not there, or two have one label.
@@ -140,7 +140,7 @@ def _guarded(term: RewardTerm, batch: TensorDict, runner: _Runner) -> tuple[torc
     values = filled(found, math.nan)
     is_right = values.isfinite()
     reasons = {row: _why_none(found[row]) for row, right in enumerate(is_right.tolist()) if not right}
-    return torch.where(is_right, values, term.failure), reasons
+    return torch.where(is_right, values, term.failure_score), reasons
 
 
 def _why_none(score: float | str | None) -> str:

@@ -105,7 +105,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
 
     Args:
         name: of the model. best_of: for requests that do not say. reward: label of the reward that ranks;
-            None: [evaluation] selector, or the weighted sum.
+            None: [evaluation] best_of_reward, or the weighted sum.
 
     Raises:
         ConfigError: nothing samples, or no reward of that label is there.
@@ -150,7 +150,7 @@ def serve_model(
     from titanrl.rollout.generator import load_generator
 
     if reward is None and experiment.evaluation is not None:
-        reward = experiment.evaluation.selector
+        reward = experiment.evaluation.best_of_reward
     served = served_by(experiment, str(run or experiment.model.path), best_of, reward)
     taken = http.bind_socket(host, port)
     init_distributed()

@@ -137,4 +137,5 @@ def _is_due(session: Session[Any]) -> bool:
     settings, step = session.experiment.evaluation, session.state.step
     if settings is None:
         return False
-    return step in (0, session.experiment.loop.steps) or bool(settings.every and step % settings.every == 0)
+    is_due = settings.interval > 0 and step % settings.interval == 0
+    return is_due or step in (0, session.experiment.loop.steps)

@@ -29,7 +29,9 @@ def lines() -> list[str]:
     return []
 
 
-def test_get_does_not_download_twice(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_does_not_download_twice(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("downloaded again")
 

@@ -88,7 +88,7 @@ def test_failures_on_greedy_responses_are_counted() -> None:
     def breaks(batch: TensorDict) -> torch.Tensor:
         raise RuntimeError("broken")
 
-    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure=-1.0, timeout_seconds=5.0)
+    term = SimpleNamespace(component=breaks, weight=1.0, label="x", failure_score=-1.0, timeout_seconds=5.0)
     batch, failures = sample(session([cast(Reward, term)], greedy=True), rows(), step=0)
     assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
