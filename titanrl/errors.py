@@ -14,6 +14,7 @@ __all__ = [
     "check_range",
     "closest_matches",
     "did_you_mean",
+    "edit_distance_one",
 ]
 
 
@@ -71,13 +72,13 @@ def closest_matches(word: str, known: Iterable[str]) -> list[str]:
     names = {name.casefold(): name for name in known}
     word = word.casefold()
     whole = sorted(original for name, original in names.items() if name.startswith(f"{word}_"))
-    slips = sorted(original for name, original in names.items() if _edit_distance_one(word, name))
+    slips = sorted(original for name, original in names.items() if edit_distance_one(word, name))
     if whole or slips:
         return [*whole, *slips]
     return [names[match] for match in difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)]
 
 
-def _edit_distance_one(left: str, right: str) -> bool:
+def edit_distance_one(left: str, right: str) -> bool:
     """Whether one insertion, deletion, replacement or swap of neighbours turns ``left`` into ``right``."""
     if abs(len(left) - len(right)) > 1:
         return False

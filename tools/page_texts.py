@@ -78,8 +78,8 @@ KINDS = {
         "[[reward]]",
         "reward(batch) -> [n]",
         "What an answer is worth. A row's reward is the sum of all, each times its `weight`; a function "
-        "that raises or is late costs its row the score `failure`, never the run. `weight`, `label`, "
-        "`failure` and `timeout_seconds` are keys of every reward.",
+        "that raises or is late costs its row the score `failure_score`, never the run. `weight`, `label`, "
+        "`failure_score` and `timeout_seconds` are keys of every reward.",
     ),
     "sampler": Kind(
         "Samplers",

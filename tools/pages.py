@@ -9,9 +9,10 @@ import inspect
 import re
 from pathlib import Path
 
-from titanrl.registry import FOLDERS, component_class, kinds
+from titanrl.registry import FOLDERS, component_class, declares, kinds
+from titanrl.registry.declarations import DECLARATIONS
 from titanrl.registry.decode import fields_of
-from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, key_ranges, reads
 from titanrl.runtime.lazy import lazy_torch
 from tools.algorithm_page import algorithm_page
 from tools.config_page import config_page
@@ -64,9 +65,18 @@ def _page(kind: str) -> str:
         summary = first_line(cls, keep_code=True).removeprefix("Returns ")
         index.append(f"| [`{name}`](#{name}) | {_cell(summary)} | {_papers(cls)} |")
     lines.append("\n".join(index))
+    lines.append(_declarations(kind))
     for name in built_in(kind):
         lines += _component(kind, name)
     return "\n\n".join(lines) + "\n"
+
+
+def _declarations(kind: str) -> str:
+    """Returns the table of what a class of a kind may declare."""
+    rows = ["| declaration | default | meaning |", "|---|---|---|"]
+    for name, each in DECLARATIONS[kind].items():
+        rows.append(f"| `{name}` | `{each.default!r}` | {_cell(each.meaning)} |")
+    return "\n".join(["A class of this kind may declare, as a class attribute or a property:", "", *rows])
 
 
 def _component(kind: str, name: str) -> list[str]:
@@ -83,10 +93,9 @@ def _component(kind: str, name: str) -> list[str]:
     if rows:
         blocks.append("\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]))
     facts = [] if rows else ["- No keys."]
-    if hasattr(cls, "in_keys"):
+    if declares(cls, "in_keys"):
         facts.append(f"- Reads: {reads(cls)}")
-    if wanted := needs(cls):
-        facts.append(f"- Needs of the head: {wanted}")
+    facts += [f"- Declares `{key}`: {value}" for key, value in declarations(kind, cls).items()]
     status = status_of(kind, name)
     laws = ", ".join(f"[{Path(law).name}](../../{law})" for law in status.laws)
     facts.append(f"- Golden cases: {status.golden}. Laws: {laws or 'none'}")

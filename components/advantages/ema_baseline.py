@@ -41,7 +41,6 @@ class EMABaseline:
     optional_keys: ClassVar[tuple[str, ...]] = ("agent_id",)
     """Batch keys that are read where they are present."""
     scope: ClassVar[Literal["group", "batch"]] = "batch"
-    is_stateful: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "decay", "[0, 1)")

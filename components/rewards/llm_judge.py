@@ -42,8 +42,8 @@ class LLMJudge:
         reward = (x - low) / (high - low),  x the last number in the model's reply
 
     Each response is rated by one request, at temperature 0. If the reply has no number within the scale or
-    exceeds the timeout, the rating has failed and `failure` is the score. A server that cannot be reached
-    or rejects the request stops the run.
+    exceeds the timeout, the rating has failed and `failure_score` is the score. A server that cannot be
+    reached or rejects the request stops the run.
 
     Source: MT-bench, arXiv 2306.05685 section 3.1 (single answer grading).
     """
@@ -63,7 +63,7 @@ class LLMJudge:
     """Attempts after a failed one (no connection, or a status such as 429 or 503)."""
     concurrency: int = 16
     """Number of concurrent requests."""
-    failure: float = 0.0
+    failure_score: float = 0.0
     """Score of a response whose rating failed."""
     key_file: str | None = None
     """File with the server's API key; omitted: no key is sent."""
@@ -80,15 +80,15 @@ class LLMJudge:
         check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "retries", "[0, inf)")
         check_range(self, "concurrency", "[1, inf)")
-        check_range(self, "failure", "(-inf, inf)")
+        check_range(self, "failure_score", "(-inf, inf)")
 
     @property
     def in_keys(self) -> tuple[tuple[str, ...], ...]:
         return tuple(("text", name) for name in FIELDS if f"{{{name}}}" in self.template)
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [n] float32 in [0, 1], or failure."""
-        return filled(self.scores(batch), self.failure)
+        """Returns [n] float32 in [0, 1], or failure_score."""
+        return filled(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why its rating failed.

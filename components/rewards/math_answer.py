@@ -34,20 +34,20 @@ class MathAnswer:
     """
 
     timeout_seconds: float = 5.0
-    """Time limit per response, seconds; a response that exceeds it scores `failure`."""
-    failure: float = 0.0
+    """Time limit per response, seconds; a response that exceeds it scores `failure_score`."""
+    failure_score: float = 0.0
     """Score of a response whose grading failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
         check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "failure", "(-inf, inf)")
+        check_range(self, "failure_score", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [n] float32: 1, 0 or failure."""
+        """Returns [n] float32: 1, 0 or failure_score."""
         from titanrl.ops.scores import filled
 
-        return filled(self.scores(batch), self.failure)
+        return filled(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading failed or timed out."""

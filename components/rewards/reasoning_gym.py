@@ -44,15 +44,15 @@ class ReasoningGym:
     extract: Extract = "auto"
     """Part of the response to score."""
     timeout_seconds: float = 5.0
-    """Time limit per response, seconds; a response that exceeds it scores `failure`."""
-    failure: float = 0.0
+    """Time limit per response, seconds; a response that exceeds it scores `failure_score`."""
+    failure_score: float = 0.0
     """Score of a response whose scoring failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
         check_task(self.dataset)
         check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "failure", "(-inf, inf)")
+        check_range(self, "failure_score", "(-inf, inf)")
 
     def answer_of(self, response: str) -> str | None:
         """Returns the text to score, None if the response has none; equal texts count together in majority
@@ -61,10 +61,10 @@ class ReasoningGym:
         return extract_answer(self.extract, response)
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [n] float32: the score in [0, 1], or failure."""
+        """Returns [n] float32: the score in [0, 1], or failure_score."""
         from titanrl.ops.scores import filled
 
-        return filled(self.scores(batch), self.failure)
+        return filled(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why scoring failed or timed out."""

@@ -23,7 +23,8 @@ class ReasoningGymDemonstrations(TaskSettings):
     Source: reasoning-gym, arXiv 2505.24760.
     """
 
-    too_long: Literal["refuse", "drop"] = "refuse"
+    renamed: ClassVar[dict[str, str]] = {"too_long": "on_overlong", "on_overlong=refuse": "error"}
+    on_overlong: Literal["error", "drop"] = "error"
     """Demonstrations longer than [training] seq_len: refuse looks at all of them before training, drop
     leaves them out and counts them."""
     out_keys: ClassVar[tuple[str, ...]] = ()

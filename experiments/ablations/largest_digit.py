@@ -54,7 +54,7 @@ class LargestDigitAnswers:
     """Mean number of dots, >= 0; it is distributed geometrically."""
     longest: int = 10
     """Most dots of an answer, >= 0."""
-    too_long: Literal["refuse", "drop"] = "refuse"
+    on_overlong: Literal["error", "drop"] = "error"
     """What becomes of examples longer than [training] seq_len."""
     out_keys: ClassVar[tuple[str, ...]] = ()
     is_paired: ClassVar[bool] = False

@@ -49,7 +49,7 @@ max_response_tokens = 8
 name = "repetition"
 n = 1
 [evaluation]
-every = 2
+interval = 2
 num_prompts = 3
 [evaluation.prompts]
 name = "jsonl"
@@ -61,7 +61,7 @@ name = "dataset"
 path = "{root}/tests/experiments/data/preference.jsonl"
 format = "preference"
 [evaluation]
-every = 2
+interval = 2
 num_prompts = 3
 [evaluation.data]
 name = "dataset"

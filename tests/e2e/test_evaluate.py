@@ -57,7 +57,7 @@ def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
 
 
 def test_several_responses_give_intervals_of_every_metric(file, tmp_path):
-    settings = ("samples_per_prompt=4", "temperature=1.0", "selector=repetition")
+    settings = ("samples_per_prompt=4", "temperature=1.0", "best_of_reward=repetition")
     overrides = [f"--set=evaluation.{each}" for each in settings]
     assert evaluate(file, *overrides, "--to", tmp_path / "found.json").exit_code == 0
     found = json.loads((tmp_path / "found.json").read_text())
@@ -73,8 +73,8 @@ def test_evaluate_reports_targets_that_cannot_be_evaluated(file, tmp_path):
     run = train(load(file, ["loop.steps=1"]))
     shutil.rmtree(run / "checkpoints")
     assert "holds no whole checkpoint" in evaluate(run).output
-    one = evaluate(file, "--set=evaluation.selector=repetition")
-    assert "selector must be left out with samples_per_prompt = 1" in one.output
+    one = evaluate(file, "--set=evaluation.best_of_reward=repetition")
+    assert "best_of_reward must be left out with samples_per_prompt = 1" in one.output
 
 
 def test_evaluate_reports_the_reason_of_failed_scores(file, tmp_path):
@@ -92,7 +92,7 @@ def test_evaluate_reports_the_reason_of_failed_scores(file, tmp_path):
     ]
     result = evaluate(file, *(f"--set={each}" for each in sets), "--to", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
-    wanted = "2 scores failed; they count as [[reward]] failure. First pen: RuntimeError: out of ink"
+    wanted = "2 scores failed; they count as [[reward]] failure_score. First pen: RuntimeError: out of ink"
     assert wanted in " ".join(result.output.split())
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["reward_failures"], found["reward_failure_reasons"]) == (

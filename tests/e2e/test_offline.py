@@ -33,7 +33,7 @@ format = "{format}"
 steps = 5
 prompts_per_step = 4
 [evaluation]
-every = 2
+interval = 2
 num_prompts = 5
 [evaluation.data]
 name = "dataset"
@@ -111,7 +111,12 @@ def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Pa
 
 
 def test_supervised_loss_nears_zero_on_a_few_examples(write: Any, tmp_path: Path) -> None:
-    overrides = ["loop.steps=40", "loop.prompts_per_step=12", "evaluation.every=0", "checkpoint.enable=false"]
+    overrides = [
+        "loop.steps=40",
+        "loop.prompts_per_step=12",
+        "evaluation.interval=0",
+        "checkpoint.enable=false",
+    ]
     run = train(load(write("sft"), overrides))
     first, *_, last = lines(run)
     assert first["eval/loss"] > 3.0
@@ -161,7 +166,7 @@ def test_invalid_and_overlong_rows_are_refused_before_training(write: Any, tmp_p
 
 
 def test_on_overlong_drop_drops_and_counts_rows(write: Any) -> None:
-    overrides = ["training.seq_len=60", "data.too_long=drop", "evaluation.data.too_long=drop"]
+    overrides = ["training.seq_len=60", "data.on_overlong=drop", "evaluation.data.on_overlong=drop"]
     steps = lines(train(load(write("sft"), overrides)))
     assert sum(step.get("data/dropped", 0.0) for step in steps) > 0
     assert all(step["data/row_tokens_max"] <= 60 for step in steps if step["step"])

@@ -50,7 +50,7 @@ set = ["loop.steps=1"]
 [[stage]]
 name = "best"
 rft = "experiment.toml"
-set = ["model.path='{rl.model}'", "rft.samples_per_prompt=3", "rft.unfinished=true"]
+set = ["model.path='{rl.model}'", "rft.samples_per_prompt=3", "rft.include_truncated=true"]
 
 [[stage]]
 name = "tuned"
@@ -157,7 +157,11 @@ def test_models_are_evaluated_again_after_the_evaluation_file_has_changed(pipeli
         ('name = "best"', 'name = "rl"', r"name must be unique, got 'rl' again"),
         ('rft = "', 'rfd = "', r"rfd is not a key, got .*; did you mean 'rft'"),
         ("loop.steps=1", "loop.stesp=1", r"stage 'rl': .*\n.*stesp is not a key"),
-        ('"rft.samples_per_prompt=3", "rft.unfinished=true"', "", r"stage 'best': .*\[rft\] is missing"),
+        (
+            '"rft.samples_per_prompt=3", "rft.include_truncated=true"',
+            "",
+            r"stage 'best': .*\[rft\] is missing",
+        ),
         ('evaluate = "experiment', 'evaluate = "expriment', r"evaluate: no such file: .*did you mean"),
     ],
 )

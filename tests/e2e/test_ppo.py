@@ -36,9 +36,7 @@ def file(tmp_path: Path) -> Path:
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     path = tmp_path / "experiment.toml"
     text = FILE.format(root=ROOT, folder=tmp_path).replace("algorithms/grpo.toml", "algorithms/ppo.toml")
-    sizes = (
-        "[algorithm.reward_scaling]\nclip = 3.0\n[loop]\nminibatches = 2\nepochs = 2\nmax_update_kl = 0.03\n"
-    )
+    sizes = "[algorithm.reward_scaling]\nclip = 3.0\n[loop]\nminibatches = 2\nepochs = 2\ntarget_kl = 0.03\n"
     text = text.replace("[loop]\n", sizes).replace("steps = 4", "steps = 3")
     path.write_text(f"{text}{CRITIC}[critic]\nwarmup_steps = 1\n")
     return path

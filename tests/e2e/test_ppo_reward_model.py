@@ -17,7 +17,7 @@ from titanrl.training.run import train
 EXPLOITING = [
     "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=16",
     "algorithm.advantage.lam=1.0",
-    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.every=0",
+    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.interval=0",
     "evaluation.num_prompts=4", "evaluation.samples_per_prompt=1", "evaluation.temperature=0.0",
     "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=16", "report.tensorboard=false",
 ]  # fmt: skip

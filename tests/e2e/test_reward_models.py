@@ -43,7 +43,7 @@ name = "dataset"
 path = "{data}/{format}.jsonl"
 format = "{format}"
 [evaluation]
-every = 0
+interval = 0
 [evaluation.data]
 name = "dataset"
 path = "{data}/{format}.jsonl"

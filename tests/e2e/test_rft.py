@@ -23,8 +23,9 @@ NAMES = ("answers.jsonl", "prompts.jsonl", "statistics.json")
 
 def asked(file: Path, *overrides: str) -> Experiment:
     """Three answers to each of seven prompts, in batches of two; most are cut at eight tokens."""
-    settings = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.unfinished=true", *overrides)
-    return load(file, ["report.progress=false", "rft.keep=2", *settings])
+    sizes = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2")
+    settings = (*sizes, "rft.include_truncated=true", *overrides)
+    return load(file, ["report.progress=false", "rft.max_per_prompt=2", *settings])
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -51,7 +52,7 @@ def test_written_responses_are_readable_by_the_dataset_source(file, tmp_path):
 
 
 def test_pairs_have_the_better_response_first(file, tmp_path):
-    experiment = asked(file, "rft.keep=1", "rft.write=pairs")
+    experiment = asked(file, "rft.max_per_prompt=1", "rft.write=pairs")
     path = rejection_sampling.collect(experiment, tmp_path / "pairs")
     examples = Dataset(path=str(path), format="preference").open()
     rows = lines(path.parent, path.name)
@@ -109,7 +110,8 @@ def test_foreign_output_folder_and_too_many_prompts_are_refused(file, tmp_path):
 @pytest.mark.distributed
 def test_two_processes_write_the_same_file_as_one(file, tmp_path):
     one = texts(rejection_sampling.collect(asked(file), tmp_path / "one").parent)
-    overrides = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.unfinished=true", "rft.keep=2")
+    sizes = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.max_per_prompt=2")
+    overrides = (*sizes, "rft.include_truncated=true")
     command = [sys.executable, "-m", "titanrl", "rft", str(file), "--to", str(tmp_path / "two"), "--nproc=2"]
     done = subprocess.run(
         [*command, *(f"--set={each}" for each in overrides)],

@@ -292,7 +292,7 @@ def test_openais_client_is_served(file: Path, serving: Any) -> None:
 
 
 def test_default_ranking_reward_is_best_of_reward_of_the_evaluation(file: Path, serving: Any) -> None:
-    settings = ("samples_per_prompt=2", "temperature=1.0", "selector='shown'")
+    settings = ("samples_per_prompt=2", "temperature=1.0", "best_of_reward='shown'")
     both = "reward=[{name='repetition', n=1}, {name='repetition', label='shown', n=2, weight=0.0}]"
     with serving(file, both, *(f"evaluation.{each}" for each in settings)) as url:
         reply = complete(url, best_of=2)

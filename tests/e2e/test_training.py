@@ -48,7 +48,7 @@ steps = 4
 prompts_per_step = 4
 samples_per_prompt = 4
 [evaluation]
-every = 2
+interval = 2
 num_prompts = 2
 [evaluation.prompts]
 name = "jsonl"
@@ -246,12 +246,13 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
         "        return torch.ones(len(lengths))\n"
     )
     overrides = [
-        f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure=-1.0}]",
+        f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure_score=-1.0}]",
         "loop.steps=2", "evaluation=",
     ]  # fmt: skip
     run = train(load(file, overrides))
     told = " ".join(capsys.readouterr().out.split())
-    assert told.count("reward brittle_training failed: RuntimeError: even; such answers get its failure") == 1
+    message = "reward brittle_training failed: RuntimeError: even; such responses get its failure_score"
+    assert told.count(message) == 1
     rows = lines(run, "samples.jsonl")
     assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)
     (metrics,) = (row for row in lines(run) if row["step"] == 1)

@@ -95,7 +95,7 @@ def test_distillation_on_candidates_lowers_the_divergence_from_the_teacher(train
 def test_offline_distillation_lowers_the_divergence_from_the_teacher(train: Train) -> None:
     path = ROOT / "tests" / "experiments" / "data" / "unpaired.jsonl"
     held_out = f"{{name='dataset', format='prompt_completion', path='{path}'}}"
-    evaluation = f"evaluation={{every=0, num_prompts=4, data={held_out}}}"
+    evaluation = f"evaluation={{interval=0, num_prompts=4, data={held_out}}}"
     overrides = ["loop.steps=12", "optimizer.lr=1e-2", evaluation]
     first, *trained = train("distill", data("messages") + TEACHER, overrides).steps
     assert trained[-1]["loss/total"] < 0.6 * trained[0]["loss/total"]
@@ -126,7 +126,7 @@ def test_conversation_in_one_pass_has_the_loss_of_its_separate_turns(train: Trai
         path = tmp_path / f"{format}.jsonl"
         path.write_text("\n".join(map(json.dumps, records)))
         source = f"{{name='dataset', format='{format}', path='{path}'}}"
-        overrides = [f"evaluation={{every=0, data={source}}}", "loop.steps=1"]
+        overrides = [f"evaluation={{interval=0, data={source}}}", "loop.steps=1"]
         overrides.append(f"training.max_tokens_per_microbatch={room}")
         losses.append(train("sft", data("messages"), overrides).steps[0]["eval/loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
@@ -134,7 +134,7 @@ def test_conversation_in_one_pass_has_the_loss_of_its_separate_turns(train: Trai
 
 def test_offline_training_evaluates_held_out_prompts(train: Train) -> None:
     adds = data("messages") + PROMPTS.replace("[prompts]", "[evaluation.prompts]") + REWARDS
-    overrides = ["loop.steps=2", "evaluation.every=1", "evaluation.num_prompts=5"]
+    overrides = ["loop.steps=2", "evaluation.interval=1", "evaluation.num_prompts=5"]
     trained = train("sft", adds, overrides)
     assert all(step["eval/num_prompts"] == 5 for step in trained.steps)
     assert all(0 < step["eval/response_tokens_mean"] <= 8 for step in trained.steps)

@@ -21,7 +21,7 @@ ANSWERING = (
 )  # fmt: skip
 TRAINING = ("loop.steps=1", "loop.prompts_per_step=2", "checkpoint.interval=1", "report.tensorboard=false")
 SAMPLING = (
-    "rft.num_prompts=4", "rft.samples_per_prompt=6", "rft.unfinished=true", "rft.min_reward=-inf",
+    "rft.num_prompts=4", "rft.samples_per_prompt=6", "rft.include_truncated=true", "rft.min_reward=-inf",
     "rft.min_margin=0.0", "report.progress=false",
 )  # fmt: skip
 

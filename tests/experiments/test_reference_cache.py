@@ -15,7 +15,7 @@ from titanrl.engine import Engine
 
 PAIRS = f"{ROOT}/tests/experiments/data/preference.jsonl"
 HELD_OUT = (
-    f"evaluation={{every=2, num_prompts=3, data={{name='dataset', format='preference', path='{PAIRS}'}}}}"
+    f"evaluation={{interval=2, num_prompts=3, data={{name='dataset', format='preference', path='{PAIRS}'}}}}"
 )
 
 

@@ -75,7 +75,7 @@ def test_pickle_and_toml_round_trip(table: dict[str, Any]) -> None:
 
 def test_stateful_estimators_resume_exactly() -> None:
     """What ema_baseline declares: each call moves a state, which a checkpoint carries on."""
-    stateful = [table for table in TABLES if getattr(type(build(table)), "is_stateful", False)]
+    stateful = [table for table in TABLES if hasattr(build(table), "state_dict")]
     assert stateful
     for table in stateful:
         batches = [scored_batch(Shape((3, 2), 3, seed, 0.9)) for seed in range(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from titanrl.config.renames import renamed_metric
 from titanrl.registry import Range, validated
 
 __all__ = ["STAGES", "Budgets", "Expectation", "Settings"]
@@ -88,6 +89,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in self.shown:
+            if new := renamed_metric(name):
+                raise ValueError(f"metric {name!r} was renamed to {new!r}.")
             if name.partition("/")[0] not in STAGES or not name.partition("/")[2]:
                 raise ValueError(
                     f"metric must be named stage/quantity with a stage of {', '.join(STAGES)}, got {name!r}."

@@ -16,6 +16,7 @@ from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
 from titanrl.ops.sequence import is_last_trainable
+from titanrl.registry import declared
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -98,7 +99,7 @@ def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorD
 
 def _reads_token_reward(algorithm: Algorithm) -> bool:
     readers = (algorithm.advantage, algorithm.loss)
-    return any("token_reward" in getattr(reader, "in_keys", ()) for reader in readers)
+    return any("token_reward" in declared(reader, "in_keys") for reader in readers)
 
 
 def _penalty(batch: TensorDict, kl: KLTerm) -> torch.Tensor:

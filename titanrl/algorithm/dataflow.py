@@ -10,7 +10,7 @@ from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem, closest_matches, did_you_mean
 from titanrl.protocols import DataSettings, PolicyLoss
 from titanrl.protocols.batch import KEYS, BatchKey, Stage, key_name
-from titanrl.registry import kind_of, name_of
+from titanrl.registry import declared, kind_of, name_of
 
 __all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "out_keys", "scored_keys"]
 
@@ -66,15 +66,15 @@ class Node:
     writes: tuple[BatchKey, ...] = ()
 
 
-def out_keys(component: Any) -> tuple[BatchKey, ...]:
+def out_keys(component: Any) -> tuple[str, ...]:
     """Returns the batch keys that a source, sampler or reward adds to those that its stage always writes."""
-    return tuple(getattr(component, "out_keys", ()))
+    return tuple(declared(component, "out_keys"))
 
 
 def _reward_keys(name: str, reward: Any) -> tuple[BatchKey, ...]:
     """Returns the keys that a reward labelled ``name`` writes under ``rewards`` and ``token_rewards``."""
-    outputs = tuple(("rewards", f"{name}.{output}") for output in getattr(reward, "outputs", ()))
-    per_token = (("token_rewards", name),) if getattr(reward, "per_token", False) else ()
+    outputs = tuple(("rewards", f"{name}.{output}") for output in declared(reward, "outputs"))
+    per_token = (("token_rewards", name),) if declared(reward, "per_token") else ()
     return (("rewards", name), *outputs, *per_token)
 
 
@@ -249,11 +249,11 @@ def _update(algorithm: Algorithm) -> list[Node]:
 def _optional(algorithm: Algorithm) -> set[BatchKey]:
     """Returns what the components read where the batch has it."""
     components = (algorithm.advantage, algorithm.loss, *algorithm.filter, *algorithm.correction)
-    return {key for component in components for key in getattr(component, "optional_keys", ())}
+    return {key for component in components for key in declared(component, "optional_keys")}
 
 
 def _in_keys(component: Any) -> tuple[BatchKey, ...]:
-    return tuple(getattr(component, "in_keys", ()))
+    return tuple(declared(component, "in_keys"))
 
 
 def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:

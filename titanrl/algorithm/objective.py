@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from titanrl.ops.masked import where0
 from titanrl.protocols import PolicyOutputs, TokenLoss
+from titanrl.registry import declared
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -52,7 +53,7 @@ class Objective:
     def couples_group(self) -> bool:
         """Whether rows of a group are compared with each other, and must be computed together."""
         losses = (self.loss, self.value)
-        return any(getattr(loss, name, False) for loss in losses for name in ("paired", "couples_group"))
+        return any(declared(loss, name) for loss in losses for name in ("paired", "couples_group"))
 
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
@@ -142,7 +143,7 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
     # is fixed.
     torch._dynamo.config.specialize_float = True
     bonus = ("entropy",) if objective.entropy else ()
-    needs = [name for loss in (objective.loss, objective.value) for name in getattr(loss, "needs", ())]
+    needs = [name for loss in (objective.loss, objective.value) for name in declared(loss, "needs")]
     names = dict.fromkeys(("logprob", *needs, *bonus))
 
     def with_gradient(

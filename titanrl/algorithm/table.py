@@ -15,7 +15,7 @@ from titanrl.protocols import (
     KLEstimator,
     PolicyLoss,
 )
-from titanrl.registry import name_of
+from titanrl.registry import declared, name_of
 from titanrl.registry.decode import Component, Flattened, build
 
 __all__ = ["Algorithm", "KLTerm"]
@@ -109,12 +109,12 @@ class Algorithm:
     def compares_groups(self) -> bool:
         """Whether advantages compare the answers to one prompt; a class whose do not says so by
         ``is_group_relative = False``."""
-        return self.advantage is not None and getattr(type(self.advantage), "is_group_relative", True)
+        return self.advantage is not None and declared(self.advantage, "is_group_relative")
 
     @property
     def pairs_answers(self) -> bool:
         """Whether the loss compares the rows of pairs."""
-        return bool(getattr(type(self.loss), "paired", False))
+        return bool(declared(self.loss, "paired"))
 
     @property
     def kl_in_loss(self) -> KLTerm | None:
@@ -124,4 +124,4 @@ class Algorithm:
 
 def controls_entropy(controller: Any) -> bool:
     """Whether the controller's input is the policy's entropy rather than a KL."""
-    return getattr(type(controller), "controls", "kl") == "entropy"
+    return bool(declared(controller, "controls") == "entropy")

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from titanrl.registry import component_class, kinds, names
+from titanrl.registry import component_class, declares, kinds, names
 from titanrl.registry.decode import fields_of
-from titanrl.registry.docs import allowed, default_of, first_line, key_docs, key_ranges, needs, reads
+from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, key_ranges, reads
 from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["components"]
@@ -56,8 +56,8 @@ def _one(console: Console, kind: str, cls: type, name: str) -> None:
         table.add_row(*(escape(cell) for cell in cells))
     console.print()
     console.print(table if fields_of(cls) else "No keys.")
-    if hasattr(cls, "in_keys"):
+    if declares(cls, "in_keys"):
         console.print(f"Reads: {reads(cls)}")
-    if wanted := needs(cls):
-        console.print(f"Needs of the head: {wanted}")
+    for key, value in declarations(kind, cls).items():
+        console.print(f"Declares {key}: {value}", markup=False)
     console.print(f"Source file: {inspect.getsourcefile(cls)}")

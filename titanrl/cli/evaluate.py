@@ -68,7 +68,9 @@ def _table(verdict: EvalResult) -> Table:
     caption = None
     if verdict.failures:
         why = "; ".join(f"{label}: {reason}" for label, reason in verdict.reasons.items())
-        caption = escape(f"{verdict.failures} scores failed; they count as [[reward]] failure. First {why}")
+        caption = escape(
+            f"{verdict.failures} scores failed; they count as [[reward]] failure_score. First {why}"
+        )
     title = f"{verdict.model}, {verdict.num_prompts} prompts"
     table = Table("held out", "mean", "95% interval", title=title, caption=caption)
     for name, estimate in verdict.estimates.items():

@@ -37,7 +37,8 @@ def serve(
         str | None,
         typer.Option(
             "--reward",
-            help="Label of the [[reward]] that chooses; omitted: [evaluation] selector, or the weighted sum.",
+            help="Label of the [[reward]] that chooses; omitted: [evaluation] best_of_reward, or the "
+            "weighted sum.",
             show_default=False,
         ),
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from titanrl.registry import Range, validated
 
@@ -15,6 +15,13 @@ __all__ = ["Alerts"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alerts:
     """Limits of means over the last ``window`` steps; each alert has the name of its key."""
+
+    renamed: ClassVar[dict[str, str]] = {
+        "logprob_gap": "logprob_diff",
+        "stop=logprob_gap": "logprob_diff",
+        "equal_groups": "zero_std_groups",
+        "stop=equal_groups": "zero_std_groups",
+    }
 
     window: Annotated[int, Range("[1, inf)")] = 5
     """Last steps over which a metric is averaged, >= 1; nothing is raised before there are so many."""

@@ -14,7 +14,7 @@ from titanrl.config.report_tables import profile_problems
 from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
 from titanrl.errors import Problem, did_you_mean
-from titanrl.registry import name_of
+from titanrl.registry import declared, name_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
@@ -54,7 +54,7 @@ def _dataflow(
 
 def _kl_in_reward_is_read(algorithm: Algorithm) -> list[Problem]:
     kl, advantage = algorithm.kl, algorithm.advantage
-    if kl is None or kl.placement != "reward" or "token_reward" in getattr(advantage, "in_keys", ()):
+    if kl is None or kl.placement != "reward" or "token_reward" in declared(advantage, "in_keys"):
         return []
     if advantage is None:
         reader, remedy = "no advantage", "choose placement 'loss'"
@@ -91,7 +91,7 @@ def _steps_can_end_early(algorithm: Algorithm, loop: Loop) -> list[Problem]:
             "is not used where a batch is one optimizer step; leave it out, or raise epochs or minibatches."
         )
         problems.append(Problem("loop", text, "target_kl"))
-    if "old_logprob" not in getattr(algorithm.loss, "in_keys", ()):
+    if "old_logprob" not in declared(algorithm.loss, "in_keys"):
         text = f"needs a loss that reports approx_kl, got {label(algorithm.loss)}; leave it out."
         problems.append(Problem("loop", text, "target_kl"))
     return problems
@@ -155,7 +155,7 @@ def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Pr
             f"Labels: {', '.join(labels)}.",
             key,
         )
-        for key, named in (("reward", evaluation.reward), ("selector", evaluation.selector))
+        for key, named in (("reward", evaluation.reward), ("best_of_reward", evaluation.best_of_reward))
         if named is not None and named not in labels
     ]
 
@@ -169,7 +169,7 @@ def _entropy_controller(algorithm: Algorithm) -> list[Problem]:
 
 
 def _value_head(algorithm: Algorithm, model: Model) -> list[Problem]:
-    loss, reads_value = algorithm.loss, "value" in getattr(algorithm.loss, "needs", ())
+    loss, reads_value = algorithm.loss, "value" in declared(algorithm.loss, "needs")
     if model.head == "language":
         text = f"must train a language model, got {name_of(loss)!r}, which needs [model] head = 'value'."
         return [Problem("algorithm.loss", text, "name")] if reads_value else []
@@ -195,7 +195,7 @@ def _critic(critic: Critic | None, data: DataSettings | None, loop: Loop) -> lis
         problems.append(
             Problem("critic", "must be absent with [data]: it values answers as they are sampled.")
         )
-    if "value" not in getattr(critic.loss, "needs", ()):
+    if "value" not in declared(critic.loss, "needs"):
         text = f"must train values, got {name_of(critic.loss)!r}, which reads log-probs; use 'value'."
         problems.append(Problem("critic.loss", text, "name"))
     if critic.warmup_steps >= loop.steps:

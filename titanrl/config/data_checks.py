@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from titanrl.algorithm.dataflow import dataflow_nodes, label
 from titanrl.errors import Problem
-from titanrl.registry import component_class, name_of, names
+from titanrl.registry import component_class, declared, declares, name_of, names
 
 if TYPE_CHECKING:
     from titanrl.algorithm.table import Algorithm
@@ -50,7 +50,7 @@ def _keys_of_sampling(
         return []
     unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
     if evaluation is not None and evaluation.prompts is None:
-        keys = ("samples_per_prompt", "temperature", "reward", "selector")
+        keys = ("samples_per_prompt", "temperature", "reward", "best_of_reward")
         unused += [("evaluation", evaluation, key) for key in keys]
     if sampler is not None:
         unused.append(("sampler", sampler, "temperature"))
@@ -117,7 +117,7 @@ def _source_kinds(
 
 def is_data(source: type) -> bool:
     """Whether a class of kind `source` brings fixed rows rather than prompts."""
-    return hasattr(source, "out_keys")
+    return declares(source, "is_paired")
 
 
 def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
@@ -131,7 +131,7 @@ def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
 
 
 def _kl_in_brought_rewards(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
-    is_brought = "token_reward" in getattr(data, "out_keys", ())
+    is_brought = "token_reward" in declared(data, "out_keys")
     if not is_brought or algorithm.kl is None or algorithm.kl.placement != "reward":
         return []
     text = "must not be 'reward' where [data] brings token_reward; choose placement 'loss' or 'advantage'."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from titanrl.errors import Problem, did_you_mean
 from titanrl.registry import Range, validated
@@ -21,7 +21,14 @@ __all__ = ["RFT", "rft_problems"]
 class RFT:
     """Rejection sampling: what ``titanrl rft`` samples to [prompts] and keeps; training doesn't read it."""
 
-    write: Literal["answers", "pairs"] = "answers"
+    renamed: ClassVar[dict[str, str]] = {
+        "write=answers": "responses",
+        "keep": "max_per_prompt",
+        "least": "min_rewards",
+        "unfinished": "include_truncated",
+    }
+
+    write: Literal["responses", "pairs"] = "responses"
     """answers: the best ones to each prompt, for supervised training; pairs: the best against the worst, for
     preference losses and reward models."""
     num_prompts: Annotated[int | None, Range("[1, inf)")] = None
@@ -32,11 +39,11 @@ class RFT:
     """Prompts answered side by side, over all ranks, >= 1; only speed and memory depend on it."""
     reward: str | None = None
     """Label of the [[reward]] whose raw value ranks the answers; omitted: the weighted sum of all."""
-    keep: Annotated[int, Range("[1, inf)")] = 1
+    max_per_prompt: Annotated[int, Range("[1, inf)")] = 1
     """Answers kept of each prompt, the best first, >= 1; answers only."""
     min_reward: Annotated[float, Range("[-inf, inf)")] = -math.inf
     """Least reward of an answer that is kept, or chosen in a pair."""
-    least: Annotated[dict[str, float], Range("[-inf, inf)")] = field(default_factory=dict)
+    min_rewards: Annotated[dict[str, float], Range("[-inf, inf)")] = field(default_factory=dict)
     """Label of a [[reward]] -> least raw value of an answer that is kept or chosen: its form, its language.
     A reward of weight 0 is such a condition and nothing else."""
     min_margin: Annotated[float, Range("[0, inf)")] = 0.0
@@ -45,7 +52,7 @@ class RFT:
     """Shortest answer that is used at all, tokens with the end token, >= 1."""
     max_tokens: Annotated[int | None, Range("[min_tokens, inf)")] = None
     """Longest answer that is used at all, tokens with the end token, >= 1."""
-    unfinished: bool = False
+    include_truncated: bool = False
     """Whether answers cut at [sampler] max_response_tokens are used; a model trained on them learns to end
     there."""
     dedup: bool = True
@@ -54,9 +61,13 @@ class RFT:
     def __post_init__(self) -> None:
         if self.write == "pairs" and self.samples_per_prompt < 2:
             raise ValueError(f"samples_per_prompt must be >= 2 for pairs, got {self.samples_per_prompt}.")
-        other, value = ("keep", self.keep != 1) if self.write == "pairs" else ("min_margin", self.min_margin)
-        if value:
-            raise ValueError(f"{other} is not used with write = {self.write!r}; leave it out.")
+        unused = {
+            "pairs": ("max_per_prompt", self.max_per_prompt != 1),
+            "responses": ("min_margin", self.min_margin != 0),
+        }
+        key, is_given = unused[self.write]
+        if is_given:
+            raise ValueError(f"{key} is not used with write = {self.write!r}; leave it out.")
 
 
 def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Reward, ...]) -> list[Problem]:
@@ -76,6 +87,6 @@ def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Rewar
             f"{did_you_mean(label, labels) or ';'} labels: {', '.join(labels)}.",
             key,
         )
-        for key, label in [*named, *(("least", label) for label in rft.least)]
+        for key, label in [*named, *(("min_rewards", label) for label in rft.min_rewards)]
         if label not in labels
     ]

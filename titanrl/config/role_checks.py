@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from titanrl.algorithm.dataflow import dataflow_nodes, label
 from titanrl.algorithm.table import Algorithm
 from titanrl.errors import Problem
-from titanrl.registry import name_of
+from titanrl.registry import declared, name_of
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Critic, Loop, Reference, Teacher
@@ -32,7 +32,7 @@ def _two_policies(algorithm: Algorithm, data: DataSettings | None) -> list[Probl
             "name",
         )
         for i, correction in enumerate(algorithm.correction)
-        if {"old_logprob", "sampler_logprob"} <= set(getattr(correction, "in_keys", ()))
+        if {"old_logprob", "sampler_logprob"} <= set(declared(correction, "in_keys"))
     ]
     if not any("old_logprob" in actor.reads for actor in dataflow_nodes(algorithm, ())):
         text = "must be 'recompute' where no component reads it, got 'sampler'; leave it out."
@@ -102,7 +102,7 @@ def _shared_critic(critic: Critic | None) -> list[Problem]:
 def _skipped_rows(algorithm: Algorithm, loop: Loop, critic: Critic | None) -> list[Problem]:
     if not loop.skip_zero_advantage:
         return []
-    if not getattr(algorithm.loss, "is_zero_without_advantage", False):
+    if not declared(algorithm.loss, "is_zero_without_advantage"):
         reason = f"{label(algorithm.loss)} has a gradient there or compares rows"
     elif algorithm.kl_in_loss is not None:
         reason = "the KL term in the loss needs them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
@@ -61,19 +61,21 @@ class Model:
 class Reward:
     """One reward of the weighted sum ``reward = sum_k weight_k * r_k``."""
 
+    renamed: ClassVar[dict[str, str]] = {"failure": "failure_score", "deadline_seconds": "timeout_seconds"}
+
     component: Annotated[RewardFunction, Component("reward")]
     """The reward function; its keys stand in the same table."""
     weight: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Factor in the sum; the unweighted reward stays in the batch under its label."""
     label: str = ""
     """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
-    failure: Annotated[float, Range("(-inf, inf)")] = 0.0
+    failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time limit of the function on a batch, then on each row by itself, seconds, > 0."""
 
     def __post_init__(self) -> None:
-        for key in ("failure", "timeout_seconds"):
+        for key in ("failure_score", "timeout_seconds"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
@@ -168,6 +170,11 @@ class Critic:
 class Loop:
     """The training loop: how many steps there are, and how a step is divided."""
 
+    renamed: ClassVar[dict[str, str]] = {
+        "max_update_kl": "target_kl",
+        "max_resample": "max_resample_attempts",
+    }
+
     kind: str | None = None
     """Registered training loop; omitted: online with [prompts], offline with [data]."""
     steps: Annotated[int, Range("[1, inf)")]
@@ -200,12 +207,14 @@ class Loop:
 class Evaluation:
     """Validation on held-out prompts or data: before the first step, every so many steps, after the last."""
 
+    renamed: ClassVar[dict[str, str]] = {"every": "interval", "selector": "best_of_reward"}
+
     prompts: Annotated[SourceSettings, Component("source")] | None = None
     """Held-out prompts, a source of their own; nothing is trained on them. With [data] they need a [sampler]
     and a [[reward]], which training itself has no use for."""
     data: Annotated[DataSettings, Component("source")] | None = None
     """Held-out data, a source of its own, on which the loss is taken; with [data] only."""
-    every: Annotated[int, Range("[0, inf)")] = 10
+    interval: Annotated[int, Range("[0, inf)")] = 10
     """Steps between two validations, >= 0; 0: only before the first step and after the last."""
     num_prompts: Annotated[int, Range("[1, inf)")] = 64
     """Prompts of a validation, or examples of its data, >= 1, always the same first ones of the source."""
@@ -215,7 +224,7 @@ class Evaluation:
     """Sampling temperature, >= 0; 0: greedy."""
     reward: str | None = None
     """Label of the [[reward]] whose raw value is the held-out score; omitted: the first one."""
-    selector: str | None = None
+    best_of_reward: str | None = None
     """Label of the [[reward]], a reward model or a verifier, by whose raw value the best of several answers
     is chosen; omitted: no best-of-N score. It needs more than one answer to each prompt."""
 
@@ -225,8 +234,8 @@ class Evaluation:
                 f"samples_per_prompt must be 1 at temperature 0, got {self.samples_per_prompt}; "
                 "greedy answers are all the same, so raise the temperature."
             )
-        if self.selector is not None and self.samples_per_prompt == 1:
+        if self.best_of_reward is not None and self.samples_per_prompt == 1:
             raise ValueError(
-                f"selector must be left out with samples_per_prompt = 1, got {self.selector!r}; there is "
-                "nothing to choose from."
+                "best_of_reward must be left out with samples_per_prompt = 1, got "
+                f"{self.best_of_reward!r}; there is nothing to choose from."
             )

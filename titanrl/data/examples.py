@@ -82,7 +82,7 @@ class ExampleLoader:
         Raises:
             ConfigError: naming those that are bad, too long or can't be tokenized.
         """
-        problems = self.scan(0 if self.settings.too_long == "drop" else count).problems
+        problems = self.scan(0 if self.settings.on_overlong == "drop" else count).problems
         if problems:
             hidden = len(problems) - SHOWN
             more = [f"and {hidden} more examples."] if hidden > 0 else []
@@ -105,7 +105,7 @@ class ExampleLoader:
             row_tokens += [len(row.ids) for row in encoded]
             trained += sum(sum(row.trained) for row in encoded)
             if encoded and (longest := self._longest(encoded)) > self._seq_len:
-                if self.settings.too_long == "refuse":
+                if self.settings.on_overlong == "error":
                     problems.append(self._too_long(index, longest))
                 else:
                     dropped += 1
@@ -133,7 +133,7 @@ class ExampleLoader:
                 continue
             dropped += 1
             # So many in a row hold a whole epoch.
-            if self.settings.too_long == "refuse" or dropped >= 2 * len(self.source):
+            if self.settings.on_overlong == "error" or dropped >= 2 * len(self.source):
                 raise ConfigError(self._too_long(index, longest))
 
     def _longest(self, rows: Sequence[TokenizedExample]) -> int:
@@ -142,7 +142,7 @@ class ExampleLoader:
     def _too_long(self, index: int, longest: int) -> str:
         return (
             f"{self.source.place(index)}: [{self._table}] has a row of {longest} tokens, more than "
-            f"[training] seq_len = {self._seq_len}; raise it, or set too_long = 'drop'."
+            f"[training] seq_len = {self._seq_len}; raise it, or set on_overlong = 'drop'."
         )
 
     @property

@@ -23,6 +23,7 @@ from titanrl.engine.scoring_model import ScoringModel
 from titanrl.engine.weights.tying import share_gradient
 from titanrl.errors import ConfigError
 from titanrl.protocols import PolicyOutputs
+from titanrl.registry import declared
 
 __all__ = ["Updater"]
 
@@ -76,7 +77,7 @@ class Updater:
 
     def _sums(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Computes the objective over all micro-batches; back-propagates each where gradients are enabled."""
-        reads_value = "value" in getattr(objective.loss, "needs", ())
+        reads_value = "value" in declared(objective.loss, "needs")
         if reads_value != self._role.model.is_value_model:
             has = "values alone" if self._role.model.is_value_model else "no values"
             raise ValueError(f"{type(objective.loss).__name__} cannot train a model that computes {has}.")
@@ -97,7 +98,7 @@ class Updater:
             return loss if trains else None
 
         micro_batches = self._role.micro_batches(rows, whole_groups=objective.couples_group)
-        if getattr(objective.loss, "couples_step", False):
+        if declared(objective.loss, "couples_step"):
             self._refuse_parts(sum(bool(len(each.rows)) for each in micro_batches))
         self._role.run(micro_batches, use)
         metrics = reduce_sums(list(sums.values()), self._role.mesh)

@@ -148,8 +148,8 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
             estimates[f"pass_at_{k}"] = mean_of(
                 [pass_at_k(num_samples, int(sum(each)), k) for each in scores]
             )
-    if settings.selector is not None:
-        selected = [[response.rewards[settings.selector] for response in group] for group in groups]
+    if settings.best_of_reward is not None:
+        selected = [[response.rewards[settings.best_of_reward] for response in group] for group in groups]
         for k in ks:
             pairs = zip(selected, scores, strict=True)
             estimates[f"best_of_{k}"] = mean_of([best_of_k(*each, k) for each in pairs])

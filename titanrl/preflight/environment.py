@@ -9,7 +9,7 @@ from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.errors import Problem
-from titanrl.registry import name_of
+from titanrl.registry import declared, name_of
 
 __all__ = ["missing_requirements"]
 
@@ -30,7 +30,7 @@ def _packages(experiment: Experiment) -> list[Problem]:
             "name",
         )
         for table, part in parts.items()
-        for package in getattr(type(part), "requires", ())  # None requires nothing.
+        for package in declared(part, "requires")  # None requires nothing.
         if not is_installed(package)
     ]
 

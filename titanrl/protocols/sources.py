@@ -99,7 +99,7 @@ class DataSettings(Protocol):
     """A registered source of dataset examples; ``out_keys`` distinguishes it from a source of prompts."""
 
     @property
-    def too_long(self) -> Literal["refuse", "drop"]:
+    def on_overlong(self) -> Literal["error", "drop"]:
         """Policy for examples with a row longer than [training] seq_len."""
         ...
 

@@ -6,11 +6,12 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
 from titanrl.errors import ConfigError, did_you_mean
+from titanrl.registry.declarations import check_class, with_article
+from titanrl.registry.foreign_names import ALGORITHMS
 from titanrl.registry.ranges import validated
 
 __all__ = [
@@ -46,6 +47,9 @@ FOLDERS = MappingProxyType(
 ENTRY_POINTS = "titanrl.components"
 """Entry-point group through which installed packages bring components of their own."""
 
+RENAMED = MappingProxyType({("source", "reasoning_gym_answers"): "reasoning_gym_demonstrations"})
+"""Kind and old name of a component -> its new name."""
+
 _classes: dict[str, dict[str, type]] = {kind: {} for kind in FOLDERS}
 _identity: dict[type, tuple[str, str]] = {}
 _loaded: set[str] = set()
@@ -56,7 +60,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
 
     Raises:
         ValueError: unknown kind, or the name is taken by another class.
-        TypeError: the class is not a dataclass.
+        TypeError: the class is no dataclass, or declares something that its kind does not know.
     """
     if kind not in _classes:
         raise ValueError(
@@ -65,10 +69,7 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
         )
 
     def decorate(cls: type[T]) -> type[T]:
-        if not is_dataclass(cls):
-            raise TypeError(
-                f"{kind} {name!r}: {cls.__qualname__} must be a dataclass; put @dataclass under @register."
-            )
+        check_class(kind, name, cls)
         if not cls.__module__.startswith("titanrl.components."):
             load(kind)  # So that taking a built-in's name is found here, at the class that takes it.
         taken = _classes[kind].get(name)
@@ -133,11 +134,26 @@ def component_class(kind: str, name: str) -> type:
     try:
         return _classes[kind][name]
     except (KeyError, TypeError):
-        known = names(kind)
-        raise ConfigError(
-            f"unknown {kind} {name!r}{did_you_mean(str(name), known) or ';'} "
-            f"known: {', '.join(known) or 'none'}."
-        ) from None
+        raise ConfigError(unknown_name(kind, name, f"unknown {kind}")) from None
+
+
+def unknown_name(kind: str, name: object, wrong: str) -> str:
+    """Returns the message about a name that no component of ``kind`` has, with what may be meant.
+
+    Args:
+        kind: of the component.
+        name: the name as given.
+        wrong: how the message begins, before the name.
+    """
+    known = f"known: {', '.join(names(kind)) or 'none'}."
+    if new := RENAMED.get((kind, str(name))):
+        return f"{wrong} {name!r}, which was renamed to {new!r}."
+    others = [each for each in FOLDERS if each != kind and name in names(each)]
+    hints = [f"it is {with_article(others[0])}"] if others else []
+    if kind in ("loss", "advantage") and name in ALGORITHMS:
+        hints.append(f'the whole algorithm is base = "titanrl:algorithms/{name}.toml"')
+    meant = f"; {', and '.join(hints)}" if hints else ""
+    return f"{wrong} {name!r}{meant}{did_you_mean(str(name), names(kind)) or ';'} {known}"
 
 
 def kind_of(component: object) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any
 
-from titanrl.errors import ConfigError, Problem, closest_matches, did_you_mean
+from titanrl.errors import ConfigError, Problem, closest_matches
 from titanrl.registry import component_class, names
+from titanrl.registry.catalog import unknown_name
 from titanrl.registry.values import decode_scalar, format_value, unknown_keys
 
 __all__ = [
@@ -138,30 +139,46 @@ def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
         hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
         raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
     if name not in known:
-        wrong = f"is no registered {kind}, got {format_value(name)}{did_you_mean(str(name), known) or ';'}"
-        raise ConfigError(Problem("", f"{wrong} known: {', '.join(known) or 'none'}.", "name"))
+        raise ConfigError(Problem("", unknown_name(kind, name, f"is no registered {kind}, got"), "name"))
     return component_class(kind, name), rest
 
 
 def _table(cls: type, table: Mapping[str, Any], owner: str) -> Any:
-    known = fields_of(cls)
-    problems = unknown_keys(table, known, owner)
-    suggested = {name for key in table if key not in known for name in closest_matches(key, known)}
+    known, renamed = fields_of(cls), _renamed(cls)
+    problems = unknown_keys(table, known, owner, renamed)
+    unknown = [key for key in table if key not in known]
+    suggested = {name for key in unknown for name in closest_matches(key, known)}
+    suggested |= {renamed[key] for key in unknown if key in renamed}
     problems += _missing(cls, set(table) | suggested)
-    return _construct(cls, {key: (known[key][1], table[key]) for key in table if key in known}, problems)
+    values = {key: (known[key][1], table[key]) for key in _decodable(table, problems) if key in known}
+    return _construct(cls, values, problems)
+
+
+def _renamed(cls: type) -> Mapping[str, str]:
+    """Returns what the class of a table declares as ``renamed``: old key -> new key, key=old value -> new."""
+    renamed: Mapping[str, str] = getattr(cls, "renamed", {})
+    return renamed
+
+
+def _decodable(table: Mapping[str, Any], problems: Iterable[Problem]) -> list[str]:
+    """Returns the keys that have no problem yet."""
+    wrong = {problem.key for problem in problems}
+    return [key for key in table if key not in wrong]
 
 
 def _extended(cls: type, marker: Flattened, value: Any) -> Any:
     component, table = _named(marker.kind, value)
     inner = fields_of(component)
     outer = {key: at for key, at in fields_of(cls).items() if key != marker.field and key not in inner}
-    problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}")
+    renamed = {**_renamed(cls), **_renamed(component)}
+    problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}", renamed)
+    keys = _decodable(table, problems)
     found: dict[str, Any] = {}
     try:
-        found[marker.field] = _table(component, {key: table[key] for key in table if key in inner}, "")
+        found[marker.field] = _table(component, {key: table[key] for key in keys if key in inner}, "")
     except ConfigError as error:
         problems += error.problems
-    values = {key: (outer[key][1], table[key]) for key in table if key in outer}
+    values = {key: (outer[key][1], table[key]) for key in keys if key in outer}
     return _construct(cls, values, problems, found)
 
 

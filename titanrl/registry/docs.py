@@ -9,7 +9,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field
 from functools import cache
 from itertools import pairwise
@@ -17,10 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from titanrl.protocols.batch import key_name
+from titanrl.registry.declarations import DECLARATIONS, declared, declares
 from titanrl.registry.decode import unwrap_optional
 from titanrl.registry.ranges import ranges_of
 
-__all__ = ["allowed", "default_of", "first_line", "key_docs", "key_ranges", "needs", "reads", "type_name"]
+__all__ = [
+    "allowed",
+    "default_of",
+    "first_line",
+    "key_docs",
+    "key_ranges",
+    "declarations",
+    "reads",
+    "type_name",
+]
 
 
 def key_docs(cls: type) -> dict[str, str]:
@@ -83,26 +93,43 @@ def reads(cls: Any) -> str:
     keys = _declared(cls, "in_keys")
     if keys is None:
         return "what its keys name"
-    note = " (its keys may change that)" if isinstance(getattr(cls, "in_keys", ()), property) else ""
+    note = " (its keys may change that)" if isinstance(declared(cls, "in_keys"), property) else ""
     if optional := _declared(cls, "optional_keys"):
         note += f"; where the batch has them {', '.join(map(key_name, optional))}"
     return (", ".join(map(key_name, keys)) or "loss_mask alone") + note
 
 
-def needs(cls: Any) -> str:
-    """Returns which outputs of the head a loss needs beside the log-probs; empty for none."""
-    note = " (its keys may change that)" if isinstance(getattr(cls, "needs", ()), property) else ""
-    wanted = ", ".join(_declared(cls, "needs") or ())
-    return (wanted or "none") + note if wanted or note else ""
+def declarations(kind: str, cls: Any) -> dict[str, str]:
+    """Returns what a class declares beside the keys that it reads: name -> value, as text.
+
+    Of a property the value is that of the default settings, where the class has such.
+    """
+    found = {}
+    for name in DECLARATIONS[kind]:
+        if name in ("in_keys", "optional_keys", "renamed") or not declares(cls, name):
+            continue
+        note = " (its keys may change that)" if isinstance(getattr(cls, name), property) else ""
+        found[name] = (_value_text(_declared(cls, name)) + note).strip()
+    return found
 
 
-def _declared(cls: Any, attribute: str) -> tuple[Any, ...] | None:
+def _value_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {each}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(key_name, value)) or "none"
+    return str(value)
+
+
+def _declared(cls: Any, name: str) -> Any:
     """Returns what a class declares, or its default settings do; None if it cannot be built without keys."""
-    value = getattr(cls, attribute, ())
-    if isinstance(value, tuple | list):
-        return tuple(value)
+    value = declared(cls, name)
+    if not isinstance(value, property):
+        return value
     try:
-        return tuple(getattr(cls(), attribute))
+        return declared(cls(), name)
     except (TypeError, ValueError):
         return None
 

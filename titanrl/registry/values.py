@@ -7,13 +7,15 @@ import math
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from titanrl.errors import ConfigError, Problem, did_you_mean
+from titanrl.registry.foreign_names import KEYS
 
-__all__ = ["decode_scalar", "format_value", "unknown_keys"]
+__all__ = ["decode_scalar", "format_value", "is_of_type", "unknown_keys"]
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -48,6 +50,15 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
 
 
+def is_of_type(hint: Any, value: Any) -> bool:
+    """Whether a Python value is of the type ``hint``, without any conversion."""
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
 def format_value(value: Any) -> str:
     """Returns a value as messages show it, near to how TOML writes it."""
     if isinstance(value, bool):
@@ -59,19 +70,37 @@ def format_value(value: Any) -> str:
     return repr(value)
 
 
-def unknown_keys(table: Mapping[str, Any], known: Iterable[str], owner: str = "") -> list[Problem]:
-    """Returns a Problem for each key of ``table`` that is not ``known``; ``owner``: `` of loss 'gspo'``."""
+def unknown_keys(
+    table: Mapping[str, Any],
+    known: Iterable[str],
+    owner: str = "",
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> list[Problem]:
+    """Returns a Problem for each key of ``table`` that is not ``known``, and for each renamed value.
+
+    Args:
+        table: the table as TOML gives it.
+        known: keys that the table may have.
+        owner: the component whose table it is, such as `` of loss 'gspo'``; empty for other tables.
+        renamed: old key -> new key, and ``key=old value`` -> new value.
+    """
     known = list(dict.fromkeys(known))
     listed = f"keys: {', '.join(known) or 'none'}."
-    return [
-        Problem(
-            "",
-            f"is not a key{owner}, got {format_value(value)}{did_you_mean(key, known) or ';'} {listed}",
-            key,
-        )
-        for key, value in table.items()
-        if key not in known
-    ]
+    problems = []
+    for key, value in table.items():
+        got = format_value(value)
+        if key in known:
+            problems += [
+                Problem("", f"= {each!r} was renamed to {renamed[f'{key}={each}']!r}.", key)
+                for each in (value if isinstance(value, list) else [value])
+                if f"{key}={each}" in renamed
+            ]
+        elif key in renamed:
+            problems.append(Problem("", f"was renamed to {renamed[key]!r}, got {got}.", key))
+        else:
+            meant = f"; did you mean {KEYS[key]}?" if key in KEYS else did_you_mean(key, known)
+            problems.append(Problem("", f"is not a key{owner}, got {got}{meant or ';'} {listed}", key))
+    return problems
 
 
 @cache

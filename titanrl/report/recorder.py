@@ -98,7 +98,7 @@ class Recorder:
         """
         for label in sorted(reasons.keys() - self._told):
             self._told.add(label)
-            text = f"failed: {reasons[label]}; such answers get its failure, and this is told once"
+            text = f"failed: {reasons[label]}; such responses get its failure_score, and this is told once"
             self._view.message(f"[bold yellow]reward {escape(label)}[/] {escape(text)}")
 
     def step(

@@ -46,7 +46,7 @@ class ScoredRollouts(NamedTuple):
 
     answers: list[ScoredResponse]
     failures: int
-    """Scores that are a reward's ``failure``, as it could not judge."""
+    """Scores that are a reward's ``failure_score``, as it could not judge."""
     reasons: dict[str, str]
     """Label of each reward that failed -> why it did the first time."""
 

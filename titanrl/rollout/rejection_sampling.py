@@ -92,5 +92,5 @@ def _walk(
             view.message(f"{sums['rows']} rows of {sums['prompts']} prompts are in {folder.rows}")
             if failures:
                 why = "; ".join(f"{label}: {reason}" for label, reason in reasons.items())
-                text = f"{failures} scores failed; those answers count as their [[reward]] failure says"
+                text = f"{failures} scores failed; those responses get the failure_score of their [[reward]]"
                 view.message(escape(f"{text}. First {why}"))

@@ -16,6 +16,7 @@ from titanrl.ops.masked import where0
 from titanrl.ops.scores import filled
 from titanrl.ops.sequence import is_last_trainable
 from titanrl.protocols.batch import KEYS
+from titanrl.registry import declared
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class RewardResults:
         Raises:
             ConfigError: it declares both per_token and outputs.
         """
-        outputs = tuple(getattr(component, "outputs", ()))
-        out_keys = tuple(getattr(component, "out_keys", ()))
-        per_token = bool(getattr(component, "per_token", False))
+        outputs = tuple(declared(component, "outputs"))
+        out_keys = tuple(declared(component, "out_keys"))
+        per_token = bool(declared(component, "per_token"))
         if per_token and outputs:
             raise ConfigError(
                 f"[[reward]] {label!r} declares per_token and outputs, got {', '.join(outputs)}; declare one."
@@ -134,17 +135,20 @@ def call_reward(
         scores = own(batch)
         values = filled(scores, float("nan"))
         reasons = {row: _reason(scores[row]) for row in (~values.isfinite()).nonzero().flatten().tolist()}
-        return {results.value: torch.where(values.isfinite(), values, term.failure)}, reasons
+        return {results.value: torch.where(values.isfinite(), values, term.failure_score)}, reasons
     parsed = results.parse(thread.call(term.component, batch, term.timeout_seconds), batch)
     if isinstance(parsed, str):
         if len(batch) <= 1:
-            return results.failed(batch, term.failure), dict.fromkeys(range(len(batch)), parsed)
+            return results.failed(batch, term.failure_score), dict.fromkeys(range(len(batch)), parsed)
         rows = [call_reward(term, results, batch[row : row + 1], thread) for row in range(len(batch))]
         joined = {name: torch.cat([values[name] for values, _ in rows]) for name in results.shapes}
         return joined, {row: why[0] for row, (_, why) in enumerate(rows) if why}
     reasons = results.not_finite(parsed, batch)
     if reasons:
-        failed, is_failed = results.failed(batch, term.failure), torch.zeros(len(batch), dtype=torch.bool)
+        failed, is_failed = (
+            results.failed(batch, term.failure_score),
+            torch.zeros(len(batch), dtype=torch.bool),
+        )
         is_failed[list(reasons)] = True
         for name, values in parsed.items():
             mask = is_failed.view(-1, *[1] * (values.ndim - 1))

@@ -9,6 +9,7 @@ import torch
 
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
+from titanrl.registry import declared
 from titanrl.rollout.reward_calls import RewardResults, RewardThread, call_reward
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Failures(NamedTuple):
     """How often rewards failed, and why."""
 
     counts: dict[str, float]
-    """Metric name -> rows whose score is a reward's ``failure``."""
+    """Metric name -> rows whose score is a reward's ``failure_score``."""
     reasons: dict[str, str]
     """Label of each reward that failed -> its first error."""
 
@@ -53,7 +54,7 @@ class RewardTerm(Protocol):
     @property
     def label(self) -> str: ...
     @property
-    def failure(self) -> float: ...
+    def failure_score(self) -> float: ...
     @property
     def timeout_seconds(self) -> float | None: ...
 
@@ -77,10 +78,11 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
       ``reward`` there.
 
     A function that raises (BaseException too), returns other shapes or names, or exceeds timeout_seconds on
-    the batch is called again row by row with the same timeout. A row on which it fails scores ``failure``
-    (per token: on its last response token) and keeps the reason; the other rows keep their scores. A reward
-    with a method ``scores`` isolates its rows itself: it returns a number per row, or the reason or None.
-    A reward that reads another one is called after it. The user's KeyboardInterrupt passes through.
+    the batch is called again row by row with the same timeout. A row on which it fails scores
+    ``failure_score`` (per token: on its last response token) and keeps the reason; the other rows keep their
+    scores. A reward with a method ``scores`` isolates its rows itself: it returns a number per row, or the
+    reason or None. A reward that reads another one is called after it. The user's KeyboardInterrupt passes
+    through.
 
     Args:
         batch: N rows as stage `sample` leaves them.
@@ -93,19 +95,19 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"[[reward]] label {label!r} must be unique; give one of them another label.")
-    declared = {term.label: RewardResults.of(term.component, term.label) for term in rewards}
+    results_of = {term.label: RewardResults.of(term.component, term.label) for term in rewards}
     seen, reasons = batch.copy(), {}
     extra: dict[str | tuple[str, ...], torch.Tensor] = {}
     thread = RewardThread()
     try:
         for term in _in_reading_order(rewards):
-            label, results = term.label, declared[term.label]
+            label, results = term.label, results_of[term.label]
             values, reasons[label] = call_reward(term, results, seen, thread)
             value = values[results.value]
             if results.per_token:
                 extra["token_rewards", label] = term.weight * value
                 value = value.sum(-1, dtype=torch.float64).float()
-                value[list(reasons[label])] = term.failure
+                value[list(reasons[label])] = term.failure_score
             seen.set(("rewards", label), value)
             own: dict[str | tuple[str, ...], torch.Tensor] = {
                 **{("rewards", f"{label}.{name}"): values[name] for name in results.outputs},
@@ -131,7 +133,7 @@ def read_by(term: RewardTerm, rewards: Sequence[RewardTerm]) -> set[str]:
 
 
 def _names_read(term: RewardTerm) -> set[str]:
-    keys = getattr(term.component, "in_keys", ())
+    keys = declared(term.component, "in_keys")
     return {key[1] for key in keys if isinstance(key, tuple) and key[0] == "rewards"}
 
 

@@ -42,14 +42,14 @@ def select(
             continue
         usable.append(answer)
         if reason := _why_unworthy(settings, answer):
-            dropped[reason] += settings.write == "answers"  # It may still be the rejected one of a pair.
+            dropped[reason] += settings.write == "responses"  # It may still be the rejected one of a pair.
         else:
             good.append(answer)
     good.sort(key=lambda answer: _value(settings, answer), reverse=True)
     rows: list[dict[str, Any]] = []
     make = _pairs if settings.write == "pairs" else _completions
     for row in make(settings, prompt, good, usable):
-        if len(rows) == settings.keep:
+        if len(rows) == settings.max_per_prompt:
             dropped["surplus"] += 1
         elif settings.dedup and identity(row) in seen:
             dropped["duplicate"] += 1
@@ -74,14 +74,14 @@ def _value(settings: RFT, answer: ScoredResponse) -> float:
 
 
 def _why_unusable(settings: RFT, answer: ScoredResponse) -> str:
-    if answer.finish_reason != FinishReason.STOP and not settings.unfinished:
+    if answer.finish_reason != FinishReason.STOP and not settings.include_truncated:
         return "unfinished"
     too_long = settings.max_tokens is not None and answer.tokens > settings.max_tokens
     return "length" if too_long or answer.tokens < settings.min_tokens else ""
 
 
 def _why_unworthy(settings: RFT, answer: ScoredResponse) -> str:
-    if any(answer.rewards[label] < least for label, least in settings.least.items()):
+    if any(answer.rewards[label] < least for label, least in settings.min_rewards.items()):
         return "least"
     return "reward" if _value(settings, answer) < settings.min_reward else ""
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from titanrl.errors import ConfigError, TrainingError
+from titanrl.registry import declared
 from titanrl.serve import http
 from titanrl.serve.best_of_n import BestOf, GenerationRequest, GenerationResult, ranking_rewards
 from titanrl.serve.openai import SEEDS, ChatRequest, CompletionRequest, ServerInfo, models_reply, reply
@@ -104,7 +105,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
 
     Args:
         name: of the model. best_of: for requests that do not say. reward: label of the reward that ranks;
-            None: [evaluation] selector, or the weighted sum.
+            None: [evaluation] best_of_reward, or the weighted sum.
 
     Raises:
         ConfigError: nothing samples, or no reward of that label is there.
@@ -120,7 +121,7 @@ def served_by(experiment: Experiment, name: str, best_of: int | None, reward: st
             f"--best-of {best_of} needs a [[reward]] that ranks the answers, of a weight other than 0; add "
             "one, name one by --reward, or leave the option out."
         )
-    readers = [each.label for each in chosen if ("text", "answer") in getattr(each.component, "in_keys", ())]
+    readers = [each.label for each in chosen if ("text", "answer") in declared(each.component, "in_keys")]
     scored_by = (reward or "weighted sum") if chosen else None
     top_p = getattr(experiment.sampler, "top_p", None)
     return ServerInfo(name, best_of, scored_by, tuple(readers), top_p)
@@ -149,7 +150,7 @@ def serve_model(
     from titanrl.rollout.generator import load_generator
 
     if reward is None and experiment.evaluation is not None:
-        reward = experiment.evaluation.selector
+        reward = experiment.evaluation.best_of_reward
     served = served_by(experiment, str(run or experiment.model.path), best_of, reward)
     taken = http.bind_socket(host, port)
     init_distributed()

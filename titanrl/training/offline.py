@@ -19,6 +19,7 @@ from titanrl.engine import collectives
 from titanrl.errors import TrainingError
 from titanrl.eval.reward_model import reward_model_metrics
 from titanrl.protocols.batch import check
+from titanrl.registry import declared
 from titanrl.registry.loops import register_loop
 from titanrl.training.run import StageTimer, TrainLoop
 from titanrl.training.session import Session
@@ -110,7 +111,7 @@ def _held_out_loss(session: Session[ExampleLoader], held_out: ExampleLoader) -> 
     names = {"loss/total": "eval/loss"}
     metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in measured.items()}
     if validation.is_value_model:
-        paired = getattr(session.objective.loss, "paired", False)
+        paired = declared(session.objective.loss, "paired")
         metrics |= reward_model_metrics(engine, rows, paired=paired)
     return metrics | {"eval/num_examples": float(len(groups))}
 

@@ -162,4 +162,4 @@ def _is_validation_due(session: Session[Any]) -> bool:
     settings, step = session.evaluation, session.state.step
     if settings is None:
         return False
-    return step in (0, session.loop.steps) or bool(settings.every and step % settings.every == 0)
+    return step in (0, session.loop.steps) or bool(settings.interval and step % settings.interval == 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic
 import torch
 from typing_extensions import TypeVar
 
+from titanrl.algorithm.dataflow import out_keys
 from titanrl.algorithm.objective import Objective
 from titanrl.data.examples import ExampleLoader, held_out_data
 from titanrl.data.prompts import PromptLoader, held_out_prompts
@@ -68,6 +69,8 @@ class Session(Generic[Loader]):
     """Whether the update computes ``old_logprob`` in on-policy steps, and stage `score` only in others."""
     scores_greedy: bool = False
     """Whether the greedy response to each prompt is sampled and scored too, for ``baseline_reward``."""
+    out_keys: tuple[str, ...] = ()
+    """Batch keys that the source of the prompts and the sampler add."""
     sampler_table: SamplerSettings | None = None
     live_sampler: Sampler | None = None
     """None where nothing is sampled."""
@@ -258,6 +261,7 @@ def open_session(
         scored_keys=scored_keys,
         defers_old_logprob=defers_old_logprob,
         scores_greedy=any("baseline_reward" in node.writes for node in experiment.dataflow()),
+        out_keys=(*out_keys(experiment.prompts), *out_keys(experiment.sampler)),
         sampler_table=experiment.sampler,
         live_sampler=live_sampler,
         reference_cache=cache,

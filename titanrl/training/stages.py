@@ -30,40 +30,45 @@ Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tens
 __all__ = ["batch_metrics", "evaluate_prompts", "is_on_policy", "sample", "score", "score_models", "sync"]
 
 
-def sample(session: Session, rows: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
-    """Returns this rank's batch as stage `sample` promises it, one answer for each of its share of ``rows``,
-    and the rewards' failures on greedy answers, where those are scored; a collective.
+def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
+    """Returns this rank's rollouts as a batch, and the rewards' failures on greedy responses; a collective.
 
     Args:
-        rows: those of all ranks.
+        session: the run.
+        requests: the requests of all ranks; each rank gets a share.
+        step: number of the training step, from 0.
     """
-    batch = _answered(session, rows, step, greedy=False)
+    batch = _rollouts(session, requests, step, greedy=False)
     failures = Failures({}, {})
     if session.scores_greedy:
-        baselines, failed = _greedy_rewards(session, rows, step)
+        baselines, failed = _greedy_rewards(session, requests, step)
         batch["baseline_reward"] = torch.tensor([baselines[group] for group in batch["group_id"].tolist()])
         failures = Failures({"reward/greedy_failures": sum(failed.counts.values())}, failed.reasons)
     return batch, failures
 
 
-def _answered(session: Session, rows: Sequence[RolloutRequest], step: int, *, greedy: bool) -> TensorDict:
-    kept, answers = generate(session, rows, step=step, seed=session.seed, greedy=greedy)
-    mine = [rows[number] for number in kept]
-    batch = collate_rollouts(mine, answers, decode=session.tokenizer.decode, version=session.sampler.version)
+def _rollouts(session: Session, requests: Sequence[RolloutRequest], step: int, *, greedy: bool) -> TensorDict:
+    indices, completions = generate(session, requests, step=step, seed=session.seed, greedy=greedy)
+    batch = collate_rollouts(
+        [requests[index] for index in indices],
+        completions,
+        decode=session.tokenizer.decode,
+        version=session.sampler.version,
+        out_keys=session.out_keys,
+    )
     current = torch.full((len(batch),), session.state.step, dtype=torch.int32)
     return batch.set("current_version", current)
 
 
 def _greedy_rewards(
-    session: Session, rows: Sequence[RolloutRequest], step: int
+    session: Session, requests: Sequence[RolloutRequest], step: int
 ) -> tuple[dict[int, float], Failures]:
-    """Returns the reward of the greedy answer to the prompt of each of this rank's groups, and the rewards'
-    failures."""
-    first_of = {row.prompt_index: row for row in reversed(rows)}
-    batch = _answered(session, [*reversed(first_of.values())], step, greedy=True)
+    """Returns the reward of the greedy response per group of this rank, and the rewards' failures."""
+    first_of_group = {request.prompt_index: request for request in reversed(requests)}
+    batch = _rollouts(session, [*reversed(first_of_group.values())], step, greedy=True)
     scored = score_on_leader(session.engine, batch, session.rewards)
-    found = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
-    return found, scored.failures
+    baselines = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
+    return baselines, scored.failures
 
 
 def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[TensorDict, Failures]:
@@ -104,14 +109,14 @@ def score_models(session: Session[Any], batch: TensorDict, *, on_policy: bool) -
     """
     batch = batch.copy()
     keys = session.keys_to_score(on_policy=on_policy)
-    found: dict[str, torch.Tensor] = {}
-    for role, recorded in _roles(session).items():
-        wanted = {key: output for key, output in recorded.items() if key in keys}
-        if wanted:
-            # The policy's outputs, of the turn before, are the reference's too until it has moved.
-            if not (_is_policy(session, role) and found.keys() >= set(wanted.values())):
-                found = _scorer(session, role)(batch, tuple(wanted.values()))
-            batch.update({key: found[output] for key, output in wanted.items()})
+    outputs: dict[str, torch.Tensor] = {}
+    for role, all_outputs in _roles(session).items():
+        needed = {key: output for key, output in all_outputs.items() if key in keys}
+        if needed:
+            # Until the first update, the policy's outputs, computed before, are the reference's too.
+            if not (_is_policy(session, role) and outputs.keys() >= set(needed.values())):
+                outputs = _scorer(session, role)(batch, tuple(needed.values()))
+            batch.update({key: outputs[output] for key, output in needed.items()})
     if "reference_point" in keys:
         point = reference_point(session.engine, batch, session.max_length)
         batch["reference_point"] = torch.full((len(batch),), point)
@@ -124,15 +129,15 @@ ROLES = {
     "teacher": {
         "teacher_logprob": "logprob",
         "candidate_ids": "topk_ids",
-        "candidate_logprob": "likeliest_logprob",
+        "candidate_logprob": "topk_logprob",
     },
     "critic": {"value": "value", "final_value": "final_value"},
 }
-"""Role -> batch key -> which of its outputs stands there, as it was before the update."""
+"""Role -> batch key -> the output of the role's model that the key holds, before the update."""
 
 
 def _roles(session: Session[Any]) -> dict[str, dict[str, str]]:
-    """Returns ROLES; a critic on the policy's body answers in the policy's pass."""
+    """Returns ROLES; a critic that shares the policy's backbone is computed in the policy's pass."""
     if not session.shares_critic:
         return ROLES
     return ROLES | {"policy": ROLES["policy"] | ROLES["critic"], "critic": {}}
@@ -143,7 +148,7 @@ def _is_policy(session: Session[Any], role: str) -> bool:
 
 
 def _scorer(session: Session[Any], role: str) -> Scorer:
-    """Returns who gives a role's outputs: its model, or what stands in the model's place."""
+    """Returns the function that computes a role's outputs: its model's, or that of the reference cache."""
     if role == "policy":
         engine = session.engine
         return partial(critic_values, engine.policy) if session.shares_critic else engine.score
@@ -175,7 +180,7 @@ def evaluate_prompts(session: Session[Any]) -> dict[str, float]:
 
 
 def batch_metrics(batch: TensorDict) -> dict[str, float]:
-    """Returns what the global batch says of sampling and rewards, before any filter."""
+    """Returns the sampling and reward metrics of the global batch, before any filter."""
     lengths = batch["loss_mask"].sum(1).float()
     metrics = {
         "sample/response_tokens_mean": float(lengths.mean()),
@@ -191,9 +196,9 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
             metrics["reward/mean"] = float(scored.mean())
             metrics["reward/std"] = float(scored.std()) if len(scored) > 1 else 0.0
         groups = GroupScores.of(batch["reward"], batch["group_id"])
-        worse = groups.comparable & (groups.score < groups.mean())
-        if bool(worse.any()):
-            metrics["sample/incorrect_response_tokens_mean"] = float(lengths[worse].mean())
+        below_mean = groups.comparable & (groups.score < groups.mean())
+        if bool(below_mean.any()):
+            metrics["sample/incorrect_response_tokens_mean"] = float(lengths[below_mean].mean())
         for name in sorted(batch["rewards"].keys()):
             values = batch["rewards", name]
             metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())

@@ -60,7 +60,7 @@ class CodeTests:
     """Address space of the program, MiB."""
     partial: bool = True
     """Give partial credit for some passed tests."""
-    failure: float = 0.0
+    failure_score: float = 0.0
     """Score of a response whose grading itself failed, for example because the reference answer has no
     tests."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
@@ -68,13 +68,13 @@ class CodeTests:
     def __post_init__(self) -> None:
         check_range(self, "timeout_seconds", "(0, inf)")
         check_range(self, "memory_mb", "[64, inf)")
-        check_range(self, "failure", "(-inf, inf)")
+        check_range(self, "failure_score", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
-        """Returns [n] float32: the score in [0, 1], or failure."""
+        """Returns [n] float32: the score in [0, 1], or failure_score."""
         from titanrl.ops.scores import filled
 
-        return filled(self.scores(batch), self.failure)
+        return filled(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading itself failed."""

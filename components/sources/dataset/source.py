@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from titanrl.components.sources.dataset.formats import COLUMNS, OUT_KEYS, PARSERS, Format, Record
 from titanrl.components.sources.records.files import Records, open_records
@@ -52,7 +52,8 @@ class Dataset:
     """Convert plain texts to messages: the prompt to the user's, the response to the assistant's."""
     separator: str = "\n"
     """Text after each step, not empty; its first token carries the step's label. Format stepwise only."""
-    too_long: Literal["refuse", "drop"] = "refuse"
+    renamed: ClassVar[dict[str, str]] = {"too_long": "on_overlong", "on_overlong=refuse": "error"}
+    on_overlong: Literal["error", "drop"] = "error"
     """Examples with a row longer than [training] seq_len: refuse looks at all of them before training, drop
     leaves them out and counts them."""
 

@@ -62,7 +62,7 @@ def test_scan_names_invalid_and_overlong_rows_and_plots_lengths(supervised: Path
 def test_scan_accepts_trainable_data(supervised: Path, tmp_path: Path) -> None:
     good = (tmp_path / "rows.jsonl").read_text().splitlines()
     (tmp_path / "rows.jsonl").write_text("\n".join([good[0], good[2]]))
-    result = titanrl("check", supervised, "--data", "--set", "data.too_long=drop")
+    result = titanrl("check", supervised, "--data", "--set", "data.on_overlong=drop")
     assert result.exit_code == 0, result.output
     assert "2 examples, 0 that cannot be trained on, 1 dropped as longer than [training] seq_len" in (
         result.output

@@ -124,7 +124,7 @@ class LabEntropy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabMatch:
     extract: Literal["boxed", "number"] = "boxed"
-    failure: float = -1.0
+    failure_score: float = -1.0
 
 
 @register("reward", "lab_length")

@@ -54,7 +54,7 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
             "[evaluation] temperature is not used with [data], got 1.0; leave it out.",
         ),
         (
-            ["evaluation={every=5}"],
+            ["evaluation={interval=5}"],
             "[evaluation.data] is missing; take the loss of held-out data, or ask [evaluation.prompts], or",
         ),
         ([ASKED], "[sampler] is missing; it answers the [evaluation.prompts]."),

@@ -40,9 +40,9 @@ def test_integers_are_converted_for_float_fields(write: Write) -> None:
 
 def test_reward_table_shares_keys_with_its_component(write: Write) -> None:
     (reward,) = load(write()).reward
-    assert (reward.label, reward.failure, reward.timeout_seconds) == ("lab_match", -1.0, 60.0)
-    (reward,) = load(write(), ["reward.0.failure=-3", "reward.0.label=right"]).reward
-    assert (reward.label, reward.failure, reward.component.failure) == ("right", -3.0, -3.0)  # type: ignore[attr-defined]
+    assert (reward.label, reward.failure_score, reward.timeout_seconds) == ("lab_match", -1.0, 60.0)
+    (reward,) = load(write(), ["reward.0.failure_score=-3", "reward.0.label=right"]).reward
+    assert (reward.label, reward.failure_score, reward.component.failure_score) == ("right", -3.0, -3.0)  # type: ignore[attr-defined]
 
 
 def test_infinity_is_accepted_and_nan_is_refused(write: Write) -> None:

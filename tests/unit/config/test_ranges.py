@@ -105,7 +105,7 @@ def test_every_table_with_a_range_checks_it(table: type) -> None:
     assert hasattr(check, "checks_ranges") or not ranges_of(table)
 
 
-@pytest.mark.parametrize("key", ["weight", "failure"])
+@pytest.mark.parametrize("key", ["weight", "failure_score"])
 def test_infinite_number_in_a_reward_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} must be in \(-inf, inf\), got inf\.$"):
         Reward(component=build("reward", {"name": "exact_match"}), **{key: math.inf})

@@ -20,7 +20,7 @@ class Texts:
     """Examples of one text each; its tokens are its characters."""
 
     texts: tuple[str, ...]
-    too_long: str = "refuse"
+    on_overlong: str = "error"
     out_keys: tuple[str, ...] = ()
     is_paired: bool = False
 
@@ -69,11 +69,11 @@ def test_each_epoch_holds_every_example_once_in_an_order_of_its_own() -> None:
 @pytest.mark.parametrize("stop", range(1, 9))
 def test_resumed_loader_continues_after_dropped_examples(stop: int) -> None:
     texts = ("a", "b", "toolong", "c", "d")
-    whole = walk(feed(*texts, too_long="drop"), 9, 3)
-    first = feed(*texts, too_long="drop")
+    whole = walk(feed(*texts, on_overlong="drop"), 9, 3)
+    first = feed(*texts, on_overlong="drop")
     seen = walk(first, stop, 3)
     for _ in range(2):
-        resumed = feed(*texts, too_long="drop")
+        resumed = feed(*texts, on_overlong="drop")
         resumed.loader.load_state_dict(first.loader.state_dict())
         first = resumed
     assert seen + walk(first, 9 - stop, 3) == whole
@@ -92,7 +92,7 @@ def test_overlong_examples_are_refused_before_training_and_counted() -> None:
     feed("abc", "abcd").check(1)
 
 
-@pytest.mark.parametrize("keys", [{}, {"too_long": "drop"}])
+@pytest.mark.parametrize("keys", [{}, {"on_overlong": "drop"}])
 def test_check_reads_every_example_before_training(keys: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"^texts:3: is broken\.$"):
         feed("a", "unread", "broken", **keys).check(1)
@@ -102,7 +102,7 @@ def test_scan_counts_examples_and_tokens() -> None:
     found = feed("a", "toolong", "broken", "bc").scan()
     assert [each.partition(":")[2][0] for each in found.problems] == ["2", "3"]
     assert (found.dropped, found.row_tokens, found.trained_tokens) == (0, [2, 8, 3], 10)
-    assert feed("a", "toolong", too_long="drop").scan()[:2] == ([], 1)
+    assert feed("a", "toolong", on_overlong="drop").scan()[:2] == ([], 1)
 
 
 def test_example_that_cannot_be_tokenized_is_named() -> None:
@@ -110,11 +110,11 @@ def test_example_that_cannot_be_tokenized_is_named() -> None:
         feed("a", "bad").check()
     for read in (lambda data: data.next_batch(1), lambda data: list(data.iterate_once())):
         with pytest.raises(ConfigError, match=r"^texts:1: is bad\.$"):
-            read(feed("bad", too_long="drop"))
+            read(feed("bad", on_overlong="drop"))
 
 
 def test_on_overlong_drop_drops_and_counts_examples() -> None:
-    data = feed("a", "abcd", "b", too_long="drop")
+    data = feed("a", "abcd", "b", on_overlong="drop")
     data.check()
     groups, dropped = data.next_batch(4)
     assert len(groups) == 4
@@ -124,17 +124,17 @@ def test_on_overlong_drop_drops_and_counts_examples() -> None:
 
 def test_dataset_of_only_overlong_examples_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has a row of 5 tokens, more than \[training\] seq_len = 4"):
-        feed("abcd", "efgh", too_long="drop").next_batch(1)
+        feed("abcd", "efgh", on_overlong="drop").next_batch(1)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_overlong_examples_across_an_epoch_boundary_are_skipped(seed: int) -> None:
-    data = feed("a", "abcd", too_long="drop", seed=seed)
+    data = feed("a", "abcd", on_overlong="drop", seed=seed)
     assert len(data.next_batch(9).groups) == 9
 
 
 def test_held_out_examples_are_the_first_ones_and_never_repeated() -> None:
-    data = feed("a", "abcd", "b", "c", too_long="drop")
+    data = feed("a", "abcd", "b", "c", on_overlong="drop")
     for _ in range(2):
         assert [chr(group[0].ids[1]) for group in data.iterate_once(2)] == ["a", "b"]
     assert len(list(data.iterate_once(9))) == 3

@@ -15,7 +15,7 @@ from titanrl.training.kto_reference_point import mismatched, reference_point
 PROMPT, ANSWER, LIMIT = [1, 2, 3], [4, 5, 6], 4
 
 
-def feed(*answers: str, too_long: str) -> ExampleLoader:
+def feed(*answers: str, on_overlong: str) -> ExampleLoader:
     """Return examples of one prompt; a response has as many tokens as its text has characters."""
 
     def encode(row: Example) -> TokenizedExample:
@@ -23,16 +23,16 @@ def feed(*answers: str, too_long: str) -> ExampleLoader:
         answer = ANSWER[: len(row.response)]
         return TokenizedExample(PROMPT + answer, [False] * 3 + [True] * len(answer), {}, {})
 
-    return ExampleLoader(Texts(answers, too_long), encode, seed=0, seq_len=LIMIT)  # type: ignore[arg-type]
+    return ExampleLoader(Texts(answers, on_overlong), encode, seed=0, seq_len=LIMIT)  # type: ignore[arg-type]
 
 
 def test_overlong_example_is_refused_and_not_truncated() -> None:
     with pytest.raises(ConfigError, match=r"a row of 6 tokens, more than \[training\] seq_len = 4"):
-        feed("xxx", too_long="refuse").check()
+        feed("xxx", on_overlong="error").check()
 
 
 def test_overlong_example_is_dropped_and_counted() -> None:
-    drawn = feed("xxx", "x", too_long="drop").next_batch(2)
+    drawn = feed("xxx", "x", on_overlong="drop").next_batch(2)
     assert [(row.ids, row.trained) for (row,) in drawn.groups] == [
         ([1, 2, 3, 4], [False, False, False, True])
     ] * 2

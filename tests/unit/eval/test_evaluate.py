@@ -76,11 +76,13 @@ def encode(prompt: Any) -> list[int]:
     return [ord(prompt.messages)]
 
 
-def judged(samples: int, selector: str | None = None) -> dict[str, float]:
+def judged(samples: int, best_of_reward: str | None = None) -> dict[str, float]:
     """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
     prompts = [Prompt(letter) for letter in "abc"]
     feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
-    settings = Evaluation(num_prompts=3, samples_per_prompt=samples, temperature=1.0, selector=selector)
+    settings = Evaluation(
+        num_prompts=3, samples_per_prompt=samples, temperature=1.0, best_of_reward=best_of_reward
+    )
     five = Reward(component=build("reward", {"name": "format_regex", "pattern": "a{5}"}), label="y")
     context = session_of(
         OneProcess(),

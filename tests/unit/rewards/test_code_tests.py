@@ -73,7 +73,7 @@ def test_no_process_of_a_program_survives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["4", "{}", '{"tests": []}', "not JSON"])
 def test_code_tests_without_tests_is_a_failure(answer: str) -> None:
-    assert score([RIGHT], answer, failure=-0.5) == [-0.5]
+    assert score([RIGHT], answer, failure_score=-0.5) == [-0.5]
 
 
 @pytest.mark.parametrize(

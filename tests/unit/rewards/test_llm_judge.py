@@ -68,7 +68,7 @@ def test_reply_without_a_rating_and_a_timeout_fail_alone() -> None:
         return 200, next((reply for key, reply in replies.items() if key in said), completion("10"))
 
     with answering(answer) as url:
-        rated = judge(url, timeout_seconds=0.5, failure=-1.0)
+        rated = judge(url, timeout_seconds=0.5, failure_score=-1.0)
         rows = batch("fine", "late", "none", "empty", "beyond", "\ud800 fine")
         fine, slow, none, empty, beyond, broken = rated.scores(rows)
         assert fine == broken == 1.0

@@ -161,7 +161,7 @@ def test_math_answer_requires_a_reference() -> None:
 def test_math_answer_times_out_on_a_power_tower() -> None:
     """The tower gets the failure score; later responses get their own."""
     batch = make([r"\boxed{4}", "$5^{5^{5^{5^5}}}$", r"\boxed{4}", "so it is $4$"])
-    values = reward("math_answer", timeout_seconds=3.0, failure=-0.5)(batch)
+    values = reward("math_answer", timeout_seconds=3.0, failure_score=-0.5)(batch)
     assert values.tolist() == [1.0, -0.5, 1.0, 1.0]
 
 

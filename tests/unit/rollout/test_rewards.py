@@ -27,7 +27,7 @@ class Term:
     component: Any
     label: str = "r"
     weight: float = 1.0
-    failure: float = -7.0
+    failure_score: float = -7.0
     timeout_seconds: float | None = None
 
 
@@ -189,9 +189,9 @@ def test_two_rewards_with_one_label_are_refused() -> None:
 
 def test_pooled_reward_counts_timeouts() -> None:
     """The tower times out, the next row is scored, the failure is counted."""
-    math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure": -0.25})
+    math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure_score": -0.25})
     tower = "$5^{5^{5^{5^5}}}$"
-    scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure=-0.25)])
+    scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure_score=-0.25)])
     assert scores["reward"].tolist() == [1.0, -0.25, 1.0]
     assert reasons == {"r": {1: "deadline"}}
 

@@ -27,8 +27,8 @@ def kept(answers: list[ScoredResponse], seen: set[str] | None = None, **settings
 
 def test_best_responses_are_kept_and_ties_stay_in_order() -> None:
     answers = [answer("a", 0.5), answer("b", 1.0), answer("c", 0.5), answer("d", 1.0)]
-    assert kept(answers, keep=3) == ["b", "d", "a"]
-    assert kept(answers, keep=9, min_reward=1.0) == ["b", "d"]
+    assert kept(answers, max_per_prompt=3) == ["b", "d", "a"]
+    assert kept(answers, max_per_prompt=9, min_reward=1.0) == ["b", "d"]
 
 
 def test_rank_is_by_the_weighted_sum_unless_a_label_is_named() -> None:
@@ -40,21 +40,21 @@ def test_rank_is_by_the_weighted_sum_unless_a_label_is_named() -> None:
 def test_truncated_short_and_long_responses_are_excluded_by_default() -> None:
     answers = [answer("cut", 1.0, finish=1), answer("long", 0.9, tokens=9), answer("short", 0.8, tokens=1)]
     assert kept([*answers, answer("right", 0.1)], min_tokens=2, max_tokens=8) == ["right"]
-    assert kept(answers, unfinished=True) == ["cut"]
+    assert kept(answers, include_truncated=True) == ["cut"]
 
 
 def test_min_rewards_are_conditions() -> None:
     answers = [answer("bare", 1.0, form=0.0), answer("formed", 0.5)]
-    assert kept(answers, least={"form": 1.0}) == ["formed"]
+    assert kept(answers, min_rewards={"form": 1.0}) == ["formed"]
 
 
 def test_duplicate_responses_to_a_prompt_are_written_once() -> None:
     seen: set[str] = set()
     answers = [answer("2", 1.0), answer(" 2\n", 1.0), answer("two", 1.0)]
-    assert kept(answers, seen, keep=2) == ["2", "two"]
-    assert kept(answers, seen, keep=2) == []
-    assert kept(answers, seen, keep=2, dedup=False) == ["2", " 2\n"]
-    assert select(RFT(keep=2), "2 + 0?", answers, seen).rows[0]["completion"] == "2"
+    assert kept(answers, seen, max_per_prompt=2) == ["2", "two"]
+    assert kept(answers, seen, max_per_prompt=2) == []
+    assert kept(answers, seen, max_per_prompt=2, dedup=False) == ["2", " 2\n"]
+    assert select(RFT(max_per_prompt=2), "2 + 0?", answers, seen).rows[0]["completion"] == "2"
 
 
 def test_every_response_is_written_or_dropped_for_one_reason() -> None:
@@ -62,7 +62,7 @@ def test_every_response_is_written_or_dropped_for_one_reason() -> None:
         answer("cut", 1.0, finish=1), answer("long", 1.0, tokens=9), answer("bare", 1.0, form=0.0),
         answer("wrong", 0.0), answer("2", 1.0), answer("2", 1.0), answer("two", 1.0), answer("II", 1.0),
     ]  # fmt: skip
-    settings = RFT(reward="right", keep=2, max_tokens=8, min_reward=0.5, least={"form": 1.0})
+    settings = RFT(reward="right", max_per_prompt=2, max_tokens=8, min_reward=0.5, min_rewards={"form": 1.0})
     found = select(settings, "1 + 1?", answers, set())
     assert [row["completion"] for row in found.rows] == ["2", "two"]
     assert found.dropped == {
@@ -75,7 +75,8 @@ def test_pair_is_the_best_accepted_response_and_the_worst_of_all() -> None:
         answer("middle", 0.4), answer("worst but cut", -1.0, finish=1), answer("bad", 0.1, form=0.0),
         answer("bare", 0.9, form=0.0), answer("best", 0.8),
     ]  # fmt: skip
-    (row,) = select(RFT(write="pairs", reward="right", least={"form": 1.0}), PROMPT, answers, set()).rows
+    settings = RFT(write="pairs", reward="right", min_rewards={"form": 1.0})
+    (row,) = select(settings, PROMPT, answers, set()).rows
     assert row == {
         "prompt": [{"role": "user", "content": "1 + 1?"}],
         "chosen": [{"role": "assistant", "content": "best"}],

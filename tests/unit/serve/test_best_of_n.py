@@ -65,7 +65,7 @@ class Term:
     component: Any
     label: str
     weight: float = 1.0
-    failure: float = 0.0
+    failure_score: float = 0.0
     timeout_seconds: float = 5.0
 
 

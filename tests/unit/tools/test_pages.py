@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from titanrl.registry import component_class
-from titanrl.registry.docs import key_ranges, needs, reads
+from titanrl.registry.docs import declarations, key_ranges, reads
 from tools import pages
 from tools.status import status_of, survey
 
@@ -76,10 +76,20 @@ def test_ranges_are_read_from_the_checks(kind: str, name: str, ranges: dict[str,
     assert found.items() >= {key: interval or "(0, inf)" for key, interval in ranges.items()}.items()
 
 
-def test_in_keys_and_requirements_are_those_of_the_defaults() -> None:
+def test_reads_are_those_of_the_defaults() -> None:
     assert reads(component_class("loss", "reinforce")) == "advantage"
     assert reads(component_class("loss", "ppo_clip")) == "old_logprob, advantage (its keys may change that)"
     assert reads(component_class("advantage", "gdpo")) == "what its keys name"
     assert reads(component_class("advantage", "ema_baseline")).endswith("where the batch has them agent_id")
-    assert needs(component_class("loss", "value")) == "value"
-    assert needs(component_class("loss", "dpo")) == "none (its keys may change that)"
+
+
+def test_declarations_are_those_of_the_class_or_of_its_defaults() -> None:
+    assert declarations("loss", component_class("loss", "value")) == {"needs": "value"}
+    assert declarations("loss", component_class("loss", "dpo")) == {
+        "needs": "none (its keys may change that)",
+        "paired": "True",
+        "couples_step": "False (its keys may change that)",
+    }
+    assert declarations("advantage", component_class("advantage", "gdpo")) == {
+        "scope": "(its keys may change that)"
+    }

@@ -81,7 +81,7 @@ def test_failures_on_greedy_responses_are_counted() -> None:
 
     term = length_reward(1.0, "x")
     object.__setattr__(term, "component", breaks)
-    object.__setattr__(term, "failure", -1.0)
+    object.__setattr__(term, "failure_score", -1.0)
     batch, failures = sample(session([term], greedy=True), rows(), step=0)
     assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
