@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import group_index, segment_sum
 from titanrl.ops.masked import where0
 from titanrl.ops.scores import scored_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,13 +39,10 @@ class OptimalTokenBaseline:
     zero_tail: bool = True
     """Use baseline 0 where only the group's longest row is left, which would otherwise be its own
     baseline."""
-    eps: float = 1e-8
+    eps: Annotated[float, Range("[0, inf)")] = 1e-8
     """Added to the sum of weights."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
     scope: ClassVar[Literal["group", "batch"]] = "group"
-
-    def __post_init__(self) -> None:
-        check_range(self, "eps", "[0, inf)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         mask = scored_tokens(batch["token_reward"], batch["loss_mask"])
