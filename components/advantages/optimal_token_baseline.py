@@ -54,7 +54,7 @@ class OptimalTokenBaseline:
 
         index, num = group_index(batch["group_id"])
         length = mask.shape[1]
-        # One segment for each (group, ordinal of the trainable token).
+        # One segment per (group, ordinal of the loss token).
         segment = index.unsqueeze(-1) * length + (mask.cumsum(-1) - 1).clamp_min(0)
 
         def over_group(x: torch.Tensor) -> torch.Tensor:
@@ -63,8 +63,8 @@ class OptimalTokenBaseline:
 
         baseline = over_group(returns * weight) / (over_group(weight) + self.eps)
         if self.zero_tail:
-            is_alone_in_position = over_group(torch.ones_like(weight)) == 1
-            baseline = torch.where(is_alone_in_position, 0.0, baseline)
+            is_only_row = over_group(torch.ones_like(weight)) == 1
+            baseline = torch.where(is_only_row, 0.0, baseline)
         nonempty = segment_sum(mask.any(-1).double(), index, num)[index]
         advantage = where0(mask & (nonempty >= 2).unsqueeze(-1), returns - baseline)
         return Advantages(advantage.float(), where0(mask, returns).float())
