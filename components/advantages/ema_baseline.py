@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import segment_sum
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -32,7 +31,7 @@ class EMABaseline:
     Source: role-conditioned advantage estimation, 2506.24119.
     """
 
-    decay: float = 0.95
+    decay: Annotated[float, Range("[0, 1)")] = 0.95
     """Decay rate of the baseline per row."""
     baseline: dict[int, float] = field(default_factory=dict, init=False)
     """Running mean of each agent."""
@@ -41,9 +40,6 @@ class EMABaseline:
     optional_keys: ClassVar[tuple[str, ...]] = ("agent_id",)
     """Batch keys that are read where they are present."""
     scope: ClassVar[Literal["group", "batch"]] = "batch"
-
-    def __post_init__(self) -> None:
-        check_range(self, "decay", "[0, 1)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         reward = batch["reward"].double()

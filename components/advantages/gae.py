@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import masked_sum, where0, whiten
 from titanrl.ops.returns import gae
 from titanrl.ops.sequence import at_last_trainable, is_last_trainable
 from titanrl.protocols import Advantages, FinishReason
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -39,13 +38,13 @@ class GAE:
     set to 0 (OpenRLHF, slime) or read (SkyRL, torchtune); both change the credit assignment.
     """
 
-    gamma: float = 1.0
+    gamma: Annotated[float, Range("[0, 1]")] = 1.0
     """Discount per loss token."""
-    lam: float = 0.95
+    lam: Annotated[float, Range("[0, 1]")] = 0.95
     """Exponential weight of later temporal-difference errors in the policy's advantage."""
-    lam_value: float | None = None
+    lam_value: Annotated[float | None, Range("[0, 1]")] = None
     """The same for the critic's targets; omitted: lam. VAPO uses 1."""
-    length_alpha: float | None = None
+    length_alpha: Annotated[float | None, Range("(0, inf)")] = None
     """VAPO's alpha: in a row of T loss tokens the policy's lam is clip(1 - 1 / max(alpha T, 1), 0, 1);
     omitted: lam."""
     bootstrap: Literal["none", "truncated"] = "none"
@@ -53,12 +52,6 @@ class GAE:
     whiten: bool = True
     """Normalise advantages to mean 0 and variance 1 over the batch."""
     is_group_relative: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "gamma", "[0, 1]")
-        check_range(self, "lam", "[0, 1]")
-        check_range(self, "lam_value", "[0, 1]")
-        check_range(self, "length_alpha", "(0, inf)")
 
     @property
     def in_keys(self) -> tuple[str, ...]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import whiten
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,7 +35,7 @@ class GDPO:
     """Labels of the rewards to normalise separately; at least one."""
     weights: tuple[float, ...] | None = None
     """Weight of each reward; omitted: all 1."""
-    eps: float = 1e-6
+    eps: Annotated[float, Range("[0, inf)")] = 1e-6
     """Added to each standard deviation."""
     whiten: bool = True
     """Normalise the sum to mean 0 and variance 1 over the batch."""
@@ -50,7 +49,6 @@ class GDPO:
             raise ValueError(
                 f"weights must be as many as rewards ({len(self.rewards)}), got {len(self.weights)}."
             )
-        check_range(self, "eps", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[tuple[str, str], ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -31,13 +30,10 @@ class GPG:
     Source: 2504.02546.
     """
 
-    f_norm: float = 1.0
+    f_norm: Annotated[float, Range("(0, inf)")] = 1.0
     """Divisor of every advantage."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "batch"
-
-    def __post_init__(self) -> None:
-        check_range(self, "f_norm", "(0, inf)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         groups = GroupScores.of(batch["reward"], batch["group_id"])

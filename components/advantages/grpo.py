@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import row_score, to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -41,14 +40,11 @@ class GRPO:
     """Mean of the group, or of the other rows of the group."""
     unbiased: bool = True
     """Divide variances by n - 1 instead of n."""
-    eps: float = 1e-6
+    eps: Annotated[float, Range("[0, inf)")] = 1e-6
     """Added to the standard deviation, outside its root."""
     source: Literal["reward", "token_reward"] = "reward"
     """Score of a row: its reward, or the sum of its token rewards, which includes the KL penalty in the
     reward."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "eps", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[str, ...]:

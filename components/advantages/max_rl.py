@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,13 +29,10 @@ class MaxRL:
     rate.
     """
 
-    eps: float = 0.0
+    eps: Annotated[float, Range("[0, inf)")] = 0.0
     """Added to the mean."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "group"
-
-    def __post_init__(self) -> None:
-        check_range(self, "eps", "[0, inf)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         groups = GroupScores.of(batch["reward"], batch["group_id"])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import group_index, segment_sum
 from titanrl.ops.masked import where0
 from titanrl.ops.scores import scored_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,13 +39,10 @@ class OptimalTokenBaseline:
     zero_tail: bool = True
     """Use baseline 0 where only the group's longest row is left, which would otherwise be its own
     baseline."""
-    eps: float = 1e-8
+    eps: Annotated[float, Range("[0, inf)")] = 1e-8
     """Added to the sum of weights."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "old_logprob", "sum_pi_squared")
     scope: ClassVar[Literal["group", "batch"]] = "group"
-
-    def __post_init__(self) -> None:
-        check_range(self, "eps", "[0, inf)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         mask = scored_tokens(batch["token_reward"], batch["loss_mask"])
@@ -58,7 +54,7 @@ class OptimalTokenBaseline:
 
         index, num = group_index(batch["group_id"])
         length = mask.shape[1]
-        # One segment for each (group, ordinal of the trainable token).
+        # One segment per (group, ordinal of the loss token).
         segment = index.unsqueeze(-1) * length + (mask.cumsum(-1) - 1).clamp_min(0)
 
         def over_group(x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +63,8 @@ class OptimalTokenBaseline:
 
         baseline = over_group(returns * weight) / (over_group(weight) + self.eps)
         if self.zero_tail:
-            is_alone_in_position = over_group(torch.ones_like(weight)) == 1
-            baseline = torch.where(is_alone_in_position, 0.0, baseline)
+            is_only_row = over_group(torch.ones_like(weight)) == 1
+            baseline = torch.where(is_only_row, 0.0, baseline)
         nonempty = segment_sum(mask.any(-1).double(), index, num)[index]
         advantage = where0(mask & (nonempty >= 2).unsqueeze(-1), returns - baseline)
         return Advantages(advantage.float(), where0(mask, returns).float())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0, whiten
 from titanrl.ops.returns import reward_to_go
 from titanrl.ops.scores import scored_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -31,15 +30,12 @@ class ReinforcePlusPlus:
     Source: 2501.03262. With whiten = false this is REINFORCE with reward-to-go.
     """
 
-    gamma: float = 1.0
+    gamma: Annotated[float, Range("[0, 1]")] = 1.0
     """Discount per loss token."""
     whiten: bool = True
     """Normalise advantages to mean 0 and variance 1 over the batch."""
     in_keys: ClassVar[tuple[str, ...]] = ("token_reward",)
     is_group_relative: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "gamma", "[0, 1]")
 
     @property
     def scope(self) -> Literal["group", "batch"]:

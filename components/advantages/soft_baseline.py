@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,13 +29,10 @@ class SoftBaseline:
     Source: A*-PO 2505.20686; Kimi k1.5 2501.12599.
     """
 
-    tau: float = 1.0
+    tau: Annotated[float, Range("(0, inf)")] = 1.0
     """Temperature, in units of the reward."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward",)
     scope: ClassVar[Literal["group", "batch"]] = "group"
-
-    def __post_init__(self) -> None:
-        check_range(self, "tau", "(0, inf)")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         groups = GroupScores.of(batch["reward"], batch["group_id"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -27,17 +26,13 @@ class TeacherKL:
     Source: on-policy distillation, 2306.13649 with reverse KL; as a reward in MiniLLM 2306.08543.
     """
 
-    coefficient: float = 1.0
+    coefficient: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Factor of every advantage."""
-    clip: float = math.inf
+    clip: Annotated[float, Range("(0, inf]")] = math.inf
     """Bound of the log-ratio, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("teacher_logprob", "old_logprob")
     is_group_relative: ClassVar[bool] = False
     scope: ClassVar[Literal["group", "batch"]] = "group"
-
-    def __post_init__(self) -> None:
-        check_range(self, "coefficient", "(-inf, inf)")
-        check_range(self, "clip", "(0, inf]")
 
     def __call__(self, batch: TensorDict) -> Advantages:
         mask = batch["loss_mask"]

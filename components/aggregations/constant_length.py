@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 
 @register("aggregation", "constant_length")
@@ -23,13 +22,10 @@ class ConstantLength:
     Source: Dr. GRPO 2503.20783. Elsewhere: dr_grpo, seq-mean-token-sum-norm.
     """
 
-    length: int
+    length: Annotated[int, Range("[1, inf)")]
     """Constant length, tokens: the response limit, not the padded width."""
     sums_to: ClassVar[str] = "M / (B length)"
     """Sum of the weights, with M loss tokens and B non-empty rows."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "length", "[1, inf)")
 
     def __call__(self, loss_mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
         num_nonempty = loss_mask.any(-1).sum()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 
 @register("kl_controller", "adaptive")
@@ -23,21 +22,15 @@ class Adaptive:
     Source: 1909.08593 section 2.2.
     """
 
-    coefficient: float = 0.001
+    coefficient: Annotated[float, Range("(0, inf)")] = 0.001
     """Initial coefficient."""
-    target: float = 0.1
+    target: Annotated[float, Range("(0, inf)")] = 0.1
     """Target of the mean KL, nats."""
-    horizon: int = 10000
+    horizon: Annotated[int, Range("[1, inf)")] = 10000
     """Number of sequences over which a KL far from its target changes the coefficient by a fraction of
     about `clip`."""
-    clip: float = 0.2
+    clip: Annotated[float, Range("(0, 1)")] = 0.2
     """Bound of the relative error."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "coefficient", "(0, inf)")
-        check_range(self, "target", "(0, inf)")
-        check_range(self, "horizon", "[1, inf)")
-        check_range(self, "clip", "(0, 1)")
 
     def update(self, kl: float, num_sequences: int, step: int) -> None:
         """Sets the coefficient of step + 1 from this step's global mean KL, nats.

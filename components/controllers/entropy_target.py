@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 
 @register("kl_controller", "entropy_target")
@@ -23,25 +22,18 @@ class EntropyTarget:
     Source: Skywork-OR1 2505.22312.
     """
 
-    coefficient: float = 0.0
+    coefficient: Annotated[float, Range("[0, inf)")] = 0.0
     """Initial coefficient."""
-    target: float = 0.2
+    target: Annotated[float, Range("[0, inf)")] = 0.2
     """Target of the mean entropy, nats."""
-    step_size: float = 0.005
+    step_size: Annotated[float, Range("(0, inf)")] = 0.005
     """Change of the coefficient per training step."""
-    minimum: float = 0.0
+    minimum: Annotated[float, Range("[0, inf)")] = 0.0
     """Lower bound of the coefficient."""
-    maximum: float = 1.0
+    maximum: Annotated[float, Range("[minimum, inf)")] = 1.0
     """Upper bound of the coefficient, >= minimum."""
     controls: ClassVar[str] = "entropy"
     """Quantity that `update` receives."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "coefficient", "[0, inf)")
-        check_range(self, "target", "[0, inf)")
-        check_range(self, "step_size", "(0, inf)")
-        check_range(self, "minimum", "[0, inf)")
-        check_range(self, "maximum", f"[{self.minimum}, inf)")
 
     def update(self, kl: float, num_sequences: int, step: int) -> None:
         """Sets the coefficient of step + 1; ``kl`` is this step's mean entropy, nats.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 
 @register("kl_controller", "fixed")
@@ -14,11 +13,8 @@ from titanrl.registry import register
 class Fixed:
     """Constant coefficient, `coefficient(s) = coefficient`."""
 
-    coefficient: float = 0.001
+    coefficient: Annotated[float, Range("[0, inf)")] = 0.001
     """Value of the coefficient."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "coefficient", "[0, inf)")
 
     def update(self, kl: float, num_sequences: int, step: int) -> None:
         """Does nothing: the coefficient is constant."""

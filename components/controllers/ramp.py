@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from titanrl.errors import check_range
+from titanrl.registry import Range
 
 __all__ = ["Ramp"]
 
@@ -15,19 +15,16 @@ __all__ = ["Ramp"]
 class Ramp(ABC):
     """Schedule of a coefficient that depends on the training step alone."""
 
-    start: float
+    start: Annotated[float, Range("[0, inf)")]
     """Coefficient at step 0."""
-    end: float
+    end: Annotated[float, Range("[0, inf)")]
     """Coefficient from step `steps` on."""
-    steps: int
+    steps: Annotated[int, Range("[1, inf)")]
     """Number of training steps of the transition."""
     coefficient: float = field(init=False)
     """Current coefficient."""
 
     def __post_init__(self) -> None:
-        check_range(self, "start", "[0, inf)")
-        check_range(self, "end", "[0, inf)")
-        check_range(self, "steps", "[1, inf)")
         self.coefficient = self._at(0)
 
     @abstractmethod

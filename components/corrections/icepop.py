@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.mismatch import Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,14 +29,13 @@ class IcePop:
 
     level: Literal["token", "sequence"] = "token"
     """Ratio of the token, or product of the ratios over its row."""
-    low: float = 0.5
+    low: Annotated[float, Range("[0, inf)")] = 0.5
     """Smallest ratio to keep, >= 0 and < high."""
     high: float = 5.0
     """Largest ratio to keep; inf: no bound."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:
-        check_range(self, "low", "[0, inf)")
         if not self.low < self.high:
             raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
 

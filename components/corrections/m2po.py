@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.mismatch import Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -29,12 +28,9 @@ class M2PO:
     Source: M2PO 2510.01161.
     """
 
-    threshold: float = 0.04
+    threshold: Annotated[float, Range("(0, inf)")] = 0.04
     """Bound of the mean squared log-ratio of the kept tokens, nats^2."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
-
-    def __post_init__(self) -> None:
-        check_range(self, "threshold", "(0, inf)")
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:
         mismatch = Mismatch.of(batch)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import masked_mean
 from titanrl.ops.mismatch import Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -29,12 +28,9 @@ class OffPolicyMask:
     Source: DeepSeek-V3.2 2512.02556.
     """
 
-    threshold: float = 0.1
+    threshold: Annotated[float, Range("(-inf, inf)")] = 0.1
     """Largest mean log-ratio sampler / trainer of a row of negative advantage, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob", "advantage")
-
-    def __post_init__(self) -> None:
-        check_range(self, "threshold", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:
         mismatch = Mismatch.of(batch)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import masked_mean
 from titanrl.ops.mismatch import CLAMP, Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,14 +39,13 @@ class Rejection:
     """Statistic to bound."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Reduction over a row's tokens; max only for k2 and k3, because k1 has a sign."""
-    low: float = 0.0
+    low: Annotated[float, Range("[0, inf)")] = 0.0
     """Lower bound of the ratio; 0: none. Not used by k2 and k3."""
     high: float = math.inf
     """Upper bound, > low: of the ratio for k1 (inf: none), in nats for k2 and k3 (finite)."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:
-        check_range(self, "low", "[0, inf)")
         if not self.low < self.high:
             raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
         if self.statistic == "k1":

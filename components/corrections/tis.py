@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import masked_mean
 from titanrl.ops.mismatch import Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,14 +35,11 @@ class TIS:
 
     level: Literal["token", "sequence"] = "token"
     """Ratio of the token, or product of the ratios over its row."""
-    cap: float = 2.0
+    cap: Annotated[float, Range("(0, inf]")] = 2.0
     """Upper bound of a weight."""
     normalize: bool = False
     """Scale the weights to mean 1."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
-
-    def __post_init__(self) -> None:
-        check_range(self, "cap", "(0, inf]")
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:
         mismatch = Mismatch.of(batch)

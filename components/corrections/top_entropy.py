@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.mismatch import correction_result
 from titanrl.ops.quantile import quantile
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -28,12 +27,9 @@ class TopEntropy:
     Source: the 80/20 rule, 2506.01939.
     """
 
-    fraction: float = 0.2
+    fraction: Annotated[float, Range("(0, 1]")] = 0.2
     """Fraction of the tokens to keep; more are kept where entropies tie."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_entropy",)
-
-    def __post_init__(self) -> None:
-        check_range(self, "fraction", "(0, 1]")
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:
         mask, entropy = batch["loss_mask"], batch["old_entropy"]

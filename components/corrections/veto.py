@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.mismatch import Mismatch
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -27,14 +26,13 @@ class Veto:
     Source: the token veto of verl's rollout correction.
     """
 
-    low: float = 1e-4
+    low: Annotated[float, Range("(0, inf)")] = 1e-4
     """Smallest ratio that does not drop the row, > 0 and < high."""
     high: float = 100.0
     """Largest ratio that does not drop the row."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 
     def __post_init__(self) -> None:
-        check_range(self, "low", "(0, inf)")
         if not self.low < self.high:
             raise ValueError(f"low must be < high, got {self.low} and {self.high}.")
 

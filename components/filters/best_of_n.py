@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import group_index, segment_sum
 from titanrl.ops.scores import reward_key
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -28,18 +27,14 @@ class BestOfN:
     Source: RFT 2308.01825; RAFT 2304.06767.
     """
 
-    keep: int = 2
+    keep: Annotated[int, Range("[1, inf)")] = 2
     """Rows to keep per group."""
     key: str = "reward"
     """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
     sum."""
-    min_reward: float = -math.inf
+    min_reward: Annotated[float, Range("[-inf, inf]")] = -math.inf
     """Smallest reward of a row to keep."""
     keeps_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "keep", "[1, inf)")
-        check_range(self, "min_reward", "[-inf, inf]")
 
     @property
     def in_keys(self) -> tuple[str | tuple[str, ...], ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from titanrl.errors import check_range
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import reward_key
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +27,9 @@ class ZeroVariance:
     key: str = "reward"
     """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
     sum."""
-    min_spread: float = 0.0
+    min_spread: Annotated[float, Range("[0, inf)")] = 0.0
     """Difference between a group's largest and smallest reward that must be exceeded, in units of the
     reward."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "min_spread", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[str | tuple[str, ...], ...]:

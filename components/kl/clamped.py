@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from titanrl.errors import check_range
 from titanrl.ops.kl import Gradient, clamped_difference, estimate
+from titanrl.registry import Range
 
 if TYPE_CHECKING:
     import torch
@@ -23,14 +23,10 @@ class ClampedEstimator(ABC):
     gradient: Gradient = "pathwise"
     """pathwise: the derivative of the value, 0 where a clamp is active. straight_through_k2: the gradient
     of k2, d, which output_clamp does not cut."""
-    input_clamp: float = 20.0
+    input_clamp: Annotated[float, Range("(0, inf]")] = 20.0
     """Bound of the absolute log-ratio |d|, nats."""
-    output_clamp: float = math.inf
+    output_clamp: Annotated[float, Range("(0, inf]")] = math.inf
     """Bound of the value, nats."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "input_clamp", "(0, inf]")
-        check_range(self, "output_clamp", "(0, inf]")
 
     @abstractmethod
     def value(self, d: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.sequence import at_last_trainable
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,15 +34,12 @@ class BradleyTerry:
     Source: InstructGPT 2203.02155 eq. 1; margin: Llama 2 2307.09288 eq. 2; center: 2312.09244.
     """
 
-    center: float = 0.0
+    center: Annotated[float, Range("[0, inf)")] = 0.0
     """Coefficient of the penalty that keeps the mean score of a pair near 0; TRL uses 0.01."""
     use_margin: bool = False
     """Subtract the batch key `margin` (the annotators' margin of the pair) from the score gap."""
     needs: ClassVar[tuple[str, ...]] = ("value",)
     paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "center", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[str, ...]:

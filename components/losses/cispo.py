@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -32,19 +31,14 @@ class CISPO:
     Source: MiniMax-M1 2506.13585; ScaleRL 2510.13786.
     """
 
-    clip_low: float = 1.0
+    clip_low: Annotated[float, Range("(0, 1]")] = 1.0
     """Distance of the lower bound of the ratio from 1; 1 removes the lower bound."""
-    clip_high: float = 4.0
+    clip_high: Annotated[float, Range("(0, inf)")] = 4.0
     """Distance of the upper bound of the ratio from 1."""
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "clip_low", "(0, 1]")
-        check_range(self, "clip_high", "(0, inf)")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

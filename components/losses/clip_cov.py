@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.covariance import group_covariance, largest_in_group
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio, clipped_surrogate
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -37,28 +36,24 @@ class ClipCov:
     because a component draws no random numbers.
     """
 
-    clip_low: float = 0.2
+    clip_low: Annotated[float, Range("(0, 1)")] = 0.2
     """Distance of the lower bound of the ratio from 1."""
-    clip_high: float = 0.2
+    clip_high: Annotated[float, Range("(0, inf)")] = 0.2
     """Distance of the upper bound of the ratio from 1."""
-    fraction: float = 2e-4
+    fraction: Annotated[float, Range("(0, 1]")] = 2e-4
     """Fraction of a group's tokens to drop; at least one token where there is a candidate."""
     cov_low: float = 1.0
     """Covariance above which a token is a candidate."""
     cov_high: float = 5.0
     """Covariance below which a token is a candidate; must be > cov_low."""
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
     couples_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range(self, "clip_low", "(0, 1)")
-        check_range(self, "clip_high", "(0, inf)")
-        check_range(self, "fraction", "(0, 1]")
         if not self.cov_low < self.cov_high:
             raise ValueError(f"cov_low must be < cov_high, got {self.cov_low} and {self.cov_high}.")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask, group_id = batch["loss_mask"], batch["group_id"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.preference import per_row, smoothed_sigmoid_loss, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -33,19 +32,14 @@ class CPO:
     Source: CPO 2401.08417.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, Range("(0, inf)")] = 0.1
     """Scale of the margin."""
-    nll_coefficient: float = 1.0
+    nll_coefficient: Annotated[float, Range("[0, inf)")] = 1.0
     """Coefficient of the likelihood term."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range("[0, 0.5)")] = 0.0
     """Probability that a label is wrong."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, inf)")
-        check_range(self, "nll_coefficient", "[0, inf)")
-        check_range(self, "label_smoothing", "[0, 0.5)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

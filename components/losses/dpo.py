@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.dpo import (
     SCORED,
     SMOOTHED,
@@ -22,7 +21,7 @@ from titanrl.ops.masked import where0
 from titanrl.ops.preference import per_row, shared_length_weight, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -68,32 +67,27 @@ class DPO:
     2406.11827.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, Range("(0, inf)")] = 0.1
     """Strength of the regularisation towards the reference policy."""
     variant: Variant = "sigmoid"
     """Row of the table above."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range("[0, 0.5)")] = 0.0
     """Probability e that a label is wrong; only for sigmoid, robust, exo_pair (where it must be > 0) and
     the two aot variants."""
     divergence: Divergence = "reverse_kl"
     """Divergence to the reference policy; values other than reverse_kl only for sigmoid, robust, hinge,
     exo_pair and discopop."""
-    alpha: float = 0.5
+    alpha: Annotated[float, Range("(-inf, inf)")] = 0.5
     """Order of the alpha divergence; 1 is reverse_kl."""
-    ld_alpha: float | None = None
+    ld_alpha: Annotated[float | None, Range("[0, 1]")] = None
     """LD-DPO: weight of the tokens beyond the length of the pair's shorter response; omitted: 1."""
     weighting: Literal["none", "wpo"] = "none"
     """wpo multiplies the loss by sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
-    tau: float = 0.05
+    tau: Annotated[float, Range("(0, inf)")] = 0.05
     """Temperature of the gate of discopop."""
     paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, inf)")
-        check_range(self, "label_smoothing", "[0, 0.5)")
-        check_range(self, "alpha", "(-inf, inf)")
-        check_range(self, "ld_alpha", "[0, 1]")
-        check_range(self, "tau", "(0, inf)")
         if self.variant == "exo_pair" and not self.label_smoothing:
             raise ValueError("label_smoothing must be > 0 for variant 'exo_pair', got 0.0.")
         if self.label_smoothing and self.variant not in SMOOTHED:

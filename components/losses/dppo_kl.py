@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.one_minus_exp import one_minus_exp
 from titanrl.ops.trust_region import kept_policy_gradient, tokens_of
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,19 +34,14 @@ class DPPOKL:
     log-probs, set [algorithm] old_logprob = "sampler".
     """
 
-    low: float = 0.05
+    low: Annotated[float, Range("(0, inf)")] = 0.05
     """Largest K of a token whose probability falls, nats."""
-    high: float = 0.05
+    high: Annotated[float, Range("(0, inf)")] = 0.05
     """Largest K of a token whose probability rises, nats."""
-    ratio_cap: float = 20.0
+    ratio_cap: Annotated[float, Range("[1, inf)")] = 20.0
     """Upper bound of the ratio."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "low", "(0, inf)")
-        check_range(self, "high", "(0, inf)")
-        check_range(self, "ratio_cap", "[1, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         tokens = tokens_of(policy.logprob, batch)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.trust_region import kept_policy_gradient, tokens_of
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -33,19 +32,14 @@ class DPPOTV:
     log-probs, set [algorithm] old_logprob = "sampler".
     """
 
-    low: float = 0.2
+    low: Annotated[float, Range("(0, 1]")] = 0.2
     """Largest decrease of a token's probability."""
-    high: float = 0.2
+    high: Annotated[float, Range("(0, 1]")] = 0.2
     """Largest increase of a token's probability."""
-    ratio_cap: float = 20.0
+    ratio_cap: Annotated[float, Range("[1, inf)")] = 20.0
     """Upper bound of the ratio."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "low", "(0, 1]")
-        check_range(self, "high", "(0, 1]")
-        check_range(self, "ratio_cap", "[1, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         tokens = tokens_of(policy.logprob, batch)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,19 +35,14 @@ class GMPO:
     Source: GMPO 2507.20673.
     """
 
-    clip_low: float = 0.4
+    clip_low: Annotated[float, Range("(0, inf)")] = 0.4
     """Distance of the lower bound of the log-ratio from 0, nats."""
-    clip_high: float = 0.4
+    clip_high: Annotated[float, Range("(0, inf)")] = 0.4
     """Distance of the upper bound of the log-ratio from 0, nats."""
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before the clip, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "clip_low", "(0, inf)")
-        check_range(self, "clip_high", "(0, inf)")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

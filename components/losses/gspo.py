@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import approx_kl, clipped_surrogate, log_ratio
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,19 +35,14 @@ class GSPO:
     Source: GSPO 2507.18071, with its token variant.
     """
 
-    clip_low: float = 3e-4
+    clip_low: Annotated[float, Range("(0, 1)")] = 3e-4
     """Distance of the lower bound of the sequence ratio from 1."""
-    clip_high: float = 4e-4
+    clip_high: Annotated[float, Range("(0, inf)")] = 4e-4
     """Distance of the upper bound of the sequence ratio from 1."""
-    log_ratio_clamp: float = 10.0
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = 10.0
     """Bound of the mean log-ratio before exp, nats; rows beyond it get no gradient."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "clip_low", "(0, 1)")
-        check_range(self, "clip_high", "(0, inf)")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

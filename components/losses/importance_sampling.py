@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -29,13 +28,10 @@ class ImportanceSampling:
     Source: the surrogate of TRPO 1502.05477, per token.
     """
 
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats; tokens beyond it get no gradient."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
     is_zero_without_advantage: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.ratio import log_ratio
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -34,15 +33,12 @@ class IPO:
     Source: 2310.12036. The mean per token is the form that its authors confirmed; OpenRLHF uses the sum.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, Range("(0, inf)")] = 0.1
     """Strength of the regularisation towards the reference policy: the target margin is 1 / (2 beta)."""
     reduction: Literal["mean", "sum"] = "mean"
     """Reduction of a row's log-ratios to one number."""
     in_keys: ClassVar[tuple[str, ...]] = ("ref_logprob",)
     paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

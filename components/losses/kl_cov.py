@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.covariance import group_covariance, largest_in_group
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,19 +34,14 @@ class KLCov:
     result does not depend on micro-batches.
     """
 
-    fraction: float = 2e-4
+    fraction: Annotated[float, Range("(0, 1]")] = 2e-4
     """Fraction of a group's tokens to penalise; at least one token."""
-    coefficient: float = 0.1
+    coefficient: Annotated[float, Range("[0, inf)")] = 0.1
     """Coefficient of the penalty."""
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio, nats."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage", "group_id")
     couples_group: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "fraction", "(0, 1]")
-        check_range(self, "coefficient", "[0, inf)")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask, group_id = batch["loss_mask"], batch["group_id"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import log_ratio
 from titanrl.ops.sequence import sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -37,19 +36,14 @@ class KTO:
     Source: KTO 2402.01306; apo_zero, unpaired: 2408.06266.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, Range("(0, inf)")] = 0.1
     """Scale of the log-ratio."""
-    desirable_weight: float = 1.0
+    desirable_weight: Annotated[float, Range("[0, inf)")] = 1.0
     """Weight of rows with reward > 0."""
-    undesirable_weight: float = 1.0
+    undesirable_weight: Annotated[float, Range("[0, inf)")] = 1.0
     """Weight of rows with reward <= 0."""
     variant: Literal["kto", "apo_zero"] = "kto"
     """z is the batch's reference point (kto) or 0 (apo_zero)."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, inf)")
-        check_range(self, "desirable_weight", "[0, inf)")
-        check_range(self, "undesirable_weight", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[str, ...]:

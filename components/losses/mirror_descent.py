@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, log_ratio
 from titanrl.ops.sequence import sequence_mean, sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,14 +34,11 @@ class MirrorDescent:
     Source: Kimi k1.5 2501.12599.
     """
 
-    tau: float = 0.1
+    tau: Annotated[float, Range("(0, inf)")] = 0.1
     """Strength of the regulariser."""
     level: Literal["sequence", "token"] = "sequence"
     """Square the log-ratio of the row or of each token."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
-
-    def __post_init__(self) -> None:
-        check_range(self, "tau", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

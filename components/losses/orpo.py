@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.one_minus_exp import one_minus_exp
 from titanrl.ops.preference import per_row, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -37,13 +36,10 @@ class ORPO:
     Source: ORPO 2403.07691.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, Range("[0, inf)")] = 0.1
     """Coefficient of the odds-ratio loss (lambda in the paper)."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "[0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

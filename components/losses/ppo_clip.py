@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio, clipped_surrogate
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -39,26 +38,18 @@ class PPOClip:
     the number of tokens of correct rows; multiply it by M / M_correct to reproduce the paper.
     """
 
-    clip_low: float = 0.2
+    clip_low: Annotated[float, Range("(0, 1)")] = 0.2
     """Distance of the lower bound of the ratio from 1; the PPO paper uses 0.2."""
-    clip_high: float = 0.2
+    clip_high: Annotated[float, Range("(0, inf)")] = 0.2
     """Distance of the upper bound of the ratio from 1; DAPO uses 0.28."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float | None, Range("(1, inf)")] = None
     """Upper bound of the loss in units of |A| where A < 0; omitted: off; verl uses 3.0."""
-    ratio_cap: float | None = None
+    ratio_cap: Annotated[float | None, Range("(1 + clip_high, inf)")] = None
     """Upper bound of the unclipped ratio, > 1 + clip_high; omitted: off."""
-    log_ratio_clamp: float = LOG_RATIO_CLAMP
+    log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats; tokens beyond it get no gradient."""
-    positive_nll: float = 0.0
+    positive_nll: Annotated[float, Range("[0, inf)")] = 0.0
     """Coefficient of the negative log-likelihood on rows with reward > 0; VAPO uses 0.1."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "clip_low", "(0, 1)")
-        check_range(self, "clip_high", "(0, inf)")
-        check_range(self, "dual_clip", "(1, inf)")
-        check_range(self, "ratio_cap", f"({1 + self.clip_high}, inf)")
-        check_range(self, "log_ratio_clamp", "(0, inf)")
-        check_range(self, "positive_nll", "[0, inf)")
 
     @property
     def in_keys(self) -> tuple[str, ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.errors import check_range
 from titanrl.ops.one_minus_exp import one_minus_exp
 from titanrl.ops.preference import per_row, smoothed_sigmoid_loss, split_pairs, valid_pairs
 from titanrl.ops.sequence import sequence_mean
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,22 +39,16 @@ class SimPO:
     Source: SimPO 2405.14734; AlphaPO 2501.03884 (alpha).
     """
 
-    beta: float = 2.0
+    beta: Annotated[float, Range("(0, inf)")] = 2.0
     """Scale of the margin."""
-    gamma: float = 0.5
+    gamma: Annotated[float, Range("[0, inf)")] = 0.5
     """Target margin."""
-    alpha: float = 0.0
+    alpha: Annotated[float, Range("[0, inf)")] = 0.0
     """Shape of AlphaPO's reward; 0 is SimPO."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range("[0, 0.5)")] = 0.0
     """Probability that a label is wrong."""
     in_keys: ClassVar[tuple[str, ...]] = ()
     paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, inf)")
-        check_range(self, "gamma", "[0, inf)")
-        check_range(self, "alpha", "[0, inf)")
-        check_range(self, "label_smoothing", "[0, 0.5)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.ops.divergence import add_tail, kl_divergence, mixture
 from titanrl.ops.masked import where0
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -41,15 +40,12 @@ class TopKDistill:
 
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     """Divergence to minimise."""
-    beta: float = 0.5
+    beta: Annotated[float, Range("(0, 1)")] = 0.5
     """Weight of the teacher in the mixture; used by jsd only."""
     tail: Literal["bucket", "renormalize", "ignore"] = "bucket"
     """Treatment of the probability outside the K candidates."""
     in_keys: ClassVar[tuple[str, ...]] = ("candidate_ids", "candidate_logprob")
     needs: ClassVar[tuple[str, ...]] = ("candidate_logprob",)
-
-    def __post_init__(self) -> None:
-        check_range(self, "beta", "(0, 1)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.candidate_logprob is not None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,18 +34,14 @@ class Value:
     Source: the PPO reference implementation (openai/baselines); huber: AReaL.
     """
 
-    clip: float = 0.2
+    clip: Annotated[float, Range("(0, inf]")] = 0.2
     """Half-width of the clip range around the old value; inf: no clipping."""
     loss: Literal["squared", "huber"] = "squared"
     """Shape of f."""
-    delta: float = 10.0
+    delta: Annotated[float, Range("(0, inf)")] = 10.0
     """Error at which huber becomes linear; used by huber only."""
     in_keys: ClassVar[tuple[str, ...]] = ("value", "returns")
     needs: ClassVar[tuple[str, ...]] = ("value",)
-
-    def __post_init__(self) -> None:
-        check_range(self, "clip", "(0, inf]")
-        check_range(self, "delta", "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         assert policy.value is not None

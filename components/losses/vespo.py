@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import approx_kl, clamped_log_ratio
 from titanrl.ops.sequence import sequence_sum
 from titanrl.protocols import TokenLoss
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,19 +39,15 @@ class VESPO:
     Source: VESPO 2602.10693 (variational sequence-level soft policy optimisation).
     """
 
-    k_positive: float = 2.0
+    k_positive: Annotated[float, Range("(0, inf)")] = 2.0
     """Exponent k of w where A >= 0."""
-    lambda_positive: float = 3.0
+    lambda_positive: Annotated[float, Range("(0, inf)")] = 3.0
     """Decay rate lambda in w where A >= 0."""
-    k_negative: float = 3.0
+    k_negative: Annotated[float, Range("(0, inf)")] = 3.0
     """Exponent k of w where A < 0."""
-    lambda_negative: float = 2.0
+    lambda_negative: Annotated[float, Range("(0, inf)")] = 2.0
     """Decay rate lambda in w where A < 0."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "advantage")
-
-    def __post_init__(self) -> None:
-        for field in ("k_positive", "lambda_positive", "k_negative", "lambda_negative"):
-            check_range(self, field, "(0, inf)")
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]

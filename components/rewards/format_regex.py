@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
 from titanrl.components.rewards.text import texts
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -28,9 +27,9 @@ class FormatRegex:
 
     pattern: str
     """Python regular expression; nested repetitions can take exponential time."""
-    score: float = 1.0
+    score: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Reward of a matching response."""
-    miss: float = 0.0
+    miss: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Reward of any other response."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"),)
 
@@ -41,8 +40,6 @@ class FormatRegex:
             raise ValueError(
                 f"pattern must be a regular expression, got {self.pattern!r}: {error}."
             ) from None
-        for key in ("score", "miss"):
-            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

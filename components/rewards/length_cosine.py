@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -31,27 +30,22 @@ class LengthCosine:
     Source: cosine reward, arXiv 2502.03373 section 4.1.
     """
 
-    max_length: int
+    max_length: Annotated[int, Range("[1, inf)")]
     """Length at which the curve ends, tokens."""
     correct: str
     """Label of the reward that decides whether the response is correct (> 0.5)."""
-    min_wrong: float = -1.0
+    min_wrong: Annotated[float, Range("(-inf, inf)")] = -1.0
     """Reward of the shortest incorrect response."""
-    max_wrong: float = -0.5
+    max_wrong: Annotated[float, Range("(-inf, inf)")] = -0.5
     """Reward of the longest incorrect response."""
-    min_correct: float = 0.5
+    min_correct: Annotated[float, Range("(-inf, inf)")] = 0.5
     """Reward of the longest correct response."""
-    max_correct: float = 1.0
+    max_correct: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Reward of the shortest correct response."""
 
     @property
     def in_keys(self) -> tuple[tuple[str, ...], ...]:
         return (("rewards", self.correct),)
-
-    def __post_init__(self) -> None:
-        check_range(self, "max_length", "[1, inf)")
-        for key in ("min_wrong", "max_wrong", "min_correct", "max_correct"):
-            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

@@ -6,15 +6,15 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
 from titanrl.components.rewards.http_json import ServerTimeout, request_json
 from titanrl.components.rewards.text import last_number, texts
-from titanrl.errors import TrainingError, check_range
+from titanrl.errors import TrainingError
 from titanrl.ops.scores import filled
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -57,13 +57,13 @@ class LLMJudge:
     required."""
     scale: tuple[float, float] = (1.0, 10.0)
     """Ratings that map to 0 and 1; the first must be < the second."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time limit per response, all attempts included, seconds."""
-    retries: int = 3
+    retries: Annotated[int, Range("[0, inf)")] = 3
     """Attempts after a failed one (no connection, or a status such as 429 or 503)."""
-    concurrency: int = 16
+    concurrency: Annotated[int, Range("[1, inf)")] = 16
     """Number of concurrent requests."""
-    failure_score: float = 0.0
+    failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of a response whose rating failed."""
     key_file: str | None = None
     """File with the server's API key; omitted: no key is sent."""
@@ -77,10 +77,6 @@ class LLMJudge:
             )
         if not self.scale[0] < self.scale[1]:
             raise ValueError(f"scale must be [low, high] with low < high, got {list(self.scale)}.")
-        check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "retries", "[0, inf)")
-        check_range(self, "concurrency", "[1, inf)")
-        check_range(self, "failure_score", "(-inf, inf)")
 
     @property
     def in_keys(self) -> tuple[tuple[str, ...], ...]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from titanrl.components.rewards.text import last_boxed, texts
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 from titanrl.runtime.worker_pool import map_with_timeout
 
 # No torch at module level: the grading workers import this file.
@@ -33,15 +32,11 @@ class MathAnswer:
     Source: math-verify 0.9.
     """
 
-    timeout_seconds: float = 5.0
+    timeout_seconds: Annotated[float, Range("(0, inf)")] = 5.0
     """Time limit per response, seconds; a response that exceeds it scores `failure_score`."""
-    failure_score: float = 0.0
+    failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of a response whose grading failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
-
-    def __post_init__(self) -> None:
-        check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "failure_score", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: 1, 0 or failure_score."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -27,18 +26,13 @@ class Overlong:
     stays at -factor beyond max_length.
     """
 
-    max_length: int
+    max_length: Annotated[int, Range("[1, inf)")]
     """Response limit, tokens."""
-    buffer: int
+    buffer: Annotated[int, Range("[1, max_length]")]
     """Number of tokens before the limit over which the penalty grows, <= max_length."""
-    factor: float = 1.0
+    factor: Annotated[float, Range("[0, inf)")] = 1.0
     """Largest penalty."""
     in_keys: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_range(self, "max_length", "[1, inf)")
-        check_range(self, "buffer", f"[1, {self.max_length}]")
-        check_range(self, "factor", "[0, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [-factor, 0]."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from titanrl.components.rewards.text import last_boxed, last_number_text, last_tag, texts
 from titanrl.components.sources.reasoning_gym_tasks import check_task, decode_entry
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 from titanrl.runtime.worker_pool import map_with_timeout
 
 # No torch at module level: the grading workers import this file.
@@ -43,16 +42,14 @@ class ReasoningGym:
     """Name of the task, such as `chain_sum`."""
     extract: Extract = "auto"
     """Part of the response to score."""
-    timeout_seconds: float = 5.0
+    timeout_seconds: Annotated[float, Range("(0, inf)")] = 5.0
     """Time limit per response, seconds; a response that exceeds it scores `failure_score`."""
-    failure_score: float = 0.0
+    failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of a response whose scoring failed or timed out."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
 
     def __post_init__(self) -> None:
         check_task(self.dataset)
-        check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "failure_score", "(-inf, inf)")
 
     def answer_of(self, response: str) -> str | None:
         """Returns the text to score, None if the response has none; equal texts count together in majority

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -28,15 +27,11 @@ class Repetition:
     Source: n-gram repetition penalty, arXiv 2502.03373 appendix.
     """
 
-    n: int = 3
+    n: Annotated[int, Range("[1, inf)")] = 3
     """Length of an n-gram, tokens."""
-    max_penalty: float = -1.0
+    max_penalty: Annotated[float, Range("(-inf, 0]")] = -1.0
     """Reward that endless repetition approaches."""
     in_keys: ClassVar[tuple[str, ...]] = ("labels",)
-
-    def __post_init__(self) -> None:
-        check_range(self, "n", "[1, inf)")
-        check_range(self, "max_penalty", "(-inf, 0]")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in (max_penalty, 0]."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
 from titanrl.components.rewards.text import texts
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,17 +29,13 @@ class ThinkTags:
     Source: format reward of arXiv 2501.12948 section 2.2.2.
     """
 
-    score: float = 1.0
+    score: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Reward of a response in the format."""
-    miss: float = 0.0
+    miss: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Reward of any other response."""
     prefilled: bool = False
     """The chat template has already written <think>, so the response begins after it."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"),)
-
-    def __post_init__(self) -> None:
-        for key in ("score", "miss"):
-            check_range(self, key, "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from titanrl.errors import check_range
 from titanrl.protocols import FinishReason
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -22,12 +21,9 @@ __all__ = ["Unfinished"]
 class Unfinished:
     """Penalty for a response that was truncated at the length limit or aborted; 0 for a finished one."""
 
-    penalty: float = -1.0
+    penalty: Annotated[float, Range("(-inf, 0]")] = -1.0
     """Reward of a truncated or aborted response."""
     in_keys: ClassVar[tuple[str, ...]] = ("finish_reason",)
-
-    def __post_init__(self) -> None:
-        check_range(self, "penalty", "(-inf, 0]")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32."""

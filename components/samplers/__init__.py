@@ -1,1 +1,1 @@
-"""Built-in components; each file here registers itself."""
+"""Built-in samplers, one file or folder each; each registers its settings class."""

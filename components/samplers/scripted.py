@@ -1,15 +1,14 @@
-"""Answers from a table, tokenized as a model would have sampled them: for tests and dry runs."""
+"""Scripted sampler: responses from a table, for tests and dry runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from titanrl.components.samplers.rules import check_rows
-from titanrl.errors import check_range
+from titanrl.components.samplers.rules import check_requests
 from titanrl.protocols import Completion, FinishReason, Sampler
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from titanrl.protocols import RolloutRequest, SamplerContext
@@ -18,47 +17,45 @@ if TYPE_CHECKING:
 @register("sampler", "scripted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """Returns written answers, each followed by the end token; no model is asked.
+    """Sampler that returns scripted responses, tokenized and followed by the end token; it runs no model.
 
-    An answer longer than ``max_response_tokens`` is cut and its finish_reason is length. Weights are never
-    asked for, while the policy's version still counts.
+    A response longer than ``max_response_tokens`` is truncated, with finish reason length. Weight updates
+    only set the policy version; the weights are not read.
     """
 
-    temperature: float = 1.0
-    """At which the trainer scores the answers, > 0."""
-    max_response_tokens: int = 64
-    """Longest answer, end token included, >= 1."""
+    temperature: Annotated[float, Range("(0, inf)")] = 1.0
+    """Temperature at which the trainer computes log-probs of the responses."""
+    max_response_tokens: Annotated[int, Range("[1, inf)")] = 64
+    """Largest length of a response, tokens, end token included."""
     answers: tuple[str, ...] = ("{answer}",)
-    """Sample i of a group gets number i modulo their count; {answer} and {prompt} stand for the row's."""
+    """Responses; sample i of a group gets number i modulo their number. {answer} and {prompt} stand for the
+    reference answer and the prompt."""
     by_prompt: dict[str, str] = field(default_factory=dict)
-    """Prompt text -> its answer, before ``answers``; the same placeholders."""
-    logprob: float = 0.0
-    """Log-prob reported for every token, nats, <= 0."""
+    """Prompt text -> its response, which takes precedence over ``answers``; the same placeholders."""
+    logprob: Annotated[float, Range("[-inf, 0]")] = 0.0
+    """Log-prob to report for every token, nats."""
     requires: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_range(self, "temperature", "(0, inf)")
-        check_range(self, "max_response_tokens", "[1, inf)")
         if not self.answers:
-            raise ValueError("answers must hold at least one answer, got none.")
-        check_range(self, "logprob", "[-inf, 0]")
+            raise ValueError("answers must have at least one response, got none.")
 
-    def start(self, host: SamplerContext) -> ScriptedSampler:
-        return ScriptedSampler(self, host)
+    def start(self, context: SamplerContext) -> ScriptedSampler:
+        return ScriptedSampler(self, context)
 
 
 class ScriptedSampler(Sampler):
-    """The live sampler; holds nothing but the version."""
+    """Live sampler of `scripted`; its only state is the policy version."""
 
-    def __init__(self, settings: Scripted, host: SamplerContext) -> None:
-        if host.tokenizer is None:
+    def __init__(self, settings: Scripted, context: SamplerContext) -> None:
+        if context.tokenizer is None:
             raise ValueError("sampler 'scripted' needs the model's tokenizer, got none.")
         self._settings = settings
-        self._host = host
+        self._context = context
 
     def sample(
         self,
-        rows: Sequence[RolloutRequest],
+        requests: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
@@ -66,23 +63,22 @@ class ScriptedSampler(Sampler):
         greedy: bool = False,
         max_tokens: int | None = None,
     ) -> list[Completion]:
-        """Returns one answer for each row; step, seed, temperature and greedy change nothing."""
+        """Returns one response per request; step, seed, temperature and greedy have no effect."""
         del step, seed, temperature, greedy
-        longest = self._settings.max_response_tokens if max_tokens is None else max_tokens
-        check_rows(rows, self._host, longest)
-        return [self._answer(row, longest) for row in rows]
+        limit = self._settings.max_response_tokens if max_tokens is None else max_tokens
+        check_requests(requests, self._context, limit)
+        return [self._complete(request, limit) for request in requests]
 
-    def _answer(self, row: RolloutRequest, longest: int) -> Completion:
+    def _complete(self, request: RolloutRequest, max_tokens: int) -> Completion:
+        """Returns the scripted response to one request, truncated to ``max_tokens``."""
         settings = self._settings
-        cycle = settings.answers[row.sample_index % len(settings.answers)]
-        text = settings.by_prompt.get(row.text, cycle)
-        text = text.replace("{answer}", row.answer).replace("{prompt}", row.text)
-        ids = [*self._host.tokenizer.encode(text, add_special_tokens=False), self._host.eos_ids[0]]
-        # A model stops at its first end token, also where the text writes it out.
-        ends = (place for place, token in enumerate(ids) if token in self._host.eos_ids)
+        default = settings.answers[request.sample_index % len(settings.answers)]
+        text = settings.by_prompt.get(request.text, default)
+        text = text.replace("{answer}", request.answer).replace("{prompt}", request.text)
+        ids = [*self._context.tokenizer.encode(text, add_special_tokens=False), self._context.eos_ids[0]]
+        # A model stops at its first end token, even if the text spells it out.
+        ends = (index for index, token in enumerate(ids) if token in self._context.eos_ids)
         ids = ids[: next(ends) + 1]
-        is_cut = len(ids) > longest
-        ids = ids[:longest]
-        return Completion(
-            ids, [settings.logprob] * len(ids), FinishReason.LENGTH if is_cut else FinishReason.STOP
-        )
+        reason = FinishReason.LENGTH if len(ids) > max_tokens else FinishReason.STOP
+        ids = ids[:max_tokens]
+        return Completion(ids, [settings.logprob] * len(ids), reason)

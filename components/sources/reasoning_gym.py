@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from titanrl.components.sources.reasoning_gym_tasks import check_task, encode_entry
-from titanrl.errors import ConfigError, check_range
+from titanrl.errors import ConfigError
 from titanrl.protocols import Messages, Prompt
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 __all__ = ["ReasoningGymSource", "TaskPrompts", "TaskSettings", "is_held_out"]
 
@@ -28,9 +28,9 @@ class TaskSettings:
 
     dataset: str
     """Name of the task, such as `chain_sum`."""
-    size: int = 10_000
+    size: Annotated[int, Range("[1, inf)")] = 10_000
     """Number of prompts."""
-    seed: int = 0
+    seed: Annotated[int, Range("[0, inf)")] = 0
     """Seed of the prompts."""
     split: Literal["train", "held_out", "all"] = "train"
     """Prompts for training, prompts for evaluation, or both without distinction."""
@@ -43,8 +43,6 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         check_task(self.dataset, self.options)
-        check_range(self, "size", "[1, inf)")
-        check_range(self, "seed", "[0, inf)")
         if "{question}" not in self.template:
             raise ValueError(f"template must contain {{question}}, got {self.template!r}.")
 

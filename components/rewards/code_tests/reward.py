@@ -15,11 +15,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from titanrl.components.rewards.text import texts
-from titanrl.errors import check_range
-from titanrl.registry import register
+from titanrl.registry import Range, register
 from titanrl.runtime.worker_pool import descendants, map_with_timeout
 
 # No torch at module level: the grading workers import this file.
@@ -54,21 +53,16 @@ class CodeTests:
 
     language: Literal["python"] = "python"
     """Language of the program."""
-    timeout_seconds: float = 10.0
+    timeout_seconds: Annotated[float, Range("(0, inf)")] = 10.0
     """Time limit for all tests of one response together, seconds; unfinished tests fail."""
-    memory_mb: int = 512
+    memory_mb: Annotated[int, Range("[64, inf)")] = 512
     """Address space of the program, MiB."""
     partial: bool = True
     """Give partial credit for some passed tests."""
-    failure_score: float = 0.0
+    failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of a response whose grading itself failed, for example because the reference answer has no
     tests."""
     in_keys: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "response"), ("text", "answer"))
-
-    def __post_init__(self) -> None:
-        check_range(self, "timeout_seconds", "(0, inf)")
-        check_range(self, "memory_mb", "[64, inf)")
-        check_range(self, "failure_score", "(-inf, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure_score."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
 from titanrl.components.rewards.http_json import request_json
 from titanrl.components.rewards.reward_model.scorer import BATCH_TOKENS, ModelFacts, facts_of, scorer
-from titanrl.errors import ConfigError, TrainingError, check_range
+from titanrl.errors import ConfigError, TrainingError
 from titanrl.ops.prefix import trained_lengths
 from titanrl.ops.scores import filled
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -46,19 +46,19 @@ class RewardModel:
     """Address of a server, such as `http://node7:8100`; give either url or path."""
     heads: dict[str, float] = field(default_factory=dict)
     """Weight of each head by its name (id2label); required for a model with several heads."""
-    mean: float = 0.0
+    mean: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Subtracted from the score: its mean over good responses, or `eval/score_mean` of the model's
     training."""
-    std: float = 1.0
+    std: Annotated[float, Range("(0, inf)")] = 1.0
     """Divisor of the difference: `eval/score_std` of the model's training."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Precision of the model's weights and computation; omitted: float32. With path only."""
-    batch_tokens: int | None = None
+    batch_tokens: Annotated[int | None, Range("[1, inf)")] = None
     """Tokens per forward pass, padding included; omitted: 8192. With path only."""
     offload: bool | None = None
     """Keep the weights in CPU memory and copy them to the GPU only for scoring; no effect on a CPU;
     omitted: false. With path only."""
-    timeout_seconds: float | None = None
+    timeout_seconds: Annotated[float | None, Range("(0, inf)")] = None
     """Time limit for the server's reply to a batch, all attempts included, seconds; omitted: 60. With url
     only."""
     in_keys: ClassVar[tuple[str, ...]] = ("input_ids", "loss_mask")
@@ -74,10 +74,6 @@ class RewardModel:
             if getattr(self, key) is not None:
                 given = "url" if self.path is None else "path"
                 raise ValueError(f"{key} is not used with {given}, got {getattr(self, key)!r}; leave it out.")
-        check_range(self, "mean", "(-inf, inf)")
-        check_range(self, "std", "(0, inf)")
-        check_range(self, "batch_tokens", "[1, inf)")
-        check_range(self, "timeout_seconds", "(0, inf)")
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32; 0 for a row without loss tokens."""

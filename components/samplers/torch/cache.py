@@ -1,4 +1,4 @@
-"""Keys and values of rows that grow token by token, and the attention that reads them."""
+"""Key-value cache for batched decoding, and the attention that reads it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 __all__ = ["Cache"]
 
 BLOCK = 64
-"""Tokens by which the cache grows."""
+"""Smallest number of tokens by which the cache grows."""
 
 
 class Cache:
-    """Keys and values of every layer, [R, kv heads, S, H]; row r holds its position p in slot p.
+    """Keys and values of every layer, [R, kv heads, S, H]; row r stores its position p in slot p.
 
-    Prompts are computed together, then ``repeat`` gives each answer its copy, then each row gets a token at a
-    time. Slots past a row's length hold anything and are never read.
+    All prompts are computed in one pass; ``repeat`` then copies each prompt's entries to its responses, and
+    every further pass adds one token per row. Slots beyond a row's length are undefined and never read.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -31,7 +31,9 @@ class Cache:
 
     @contextmanager
     def installed(self, attentions: list[Any]) -> Iterator[None]:
-        """Within the block the inner attention of layer i fills and reads this cache."""
+        """Replaces the inner attention of layer i with one that fills and reads this cache, within the
+        block.
+        """
         for layer, attention in enumerate(attentions):
             attention.forward = self._attention_of(layer)
         try:
@@ -41,18 +43,18 @@ class Cache:
                 del attention.forward
 
     def repeat(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Makes the rows that decode: row r continues prompt ``rows[r]``, ``lengths[r]`` tokens long."""
+        """Creates the decoding rows: row r continues prompt ``rows[r]``, which has ``lengths[r]`` tokens."""
         self._select(rows)
         self._lengths = lengths
         self._rows = torch.arange(len(rows), device=rows.device)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drops all rows but ``rows``, [R'] int64."""
+        """Drops all rows except ``rows``, [R'] int64."""
         assert self._lengths is not None
         self.repeat(rows, self._lengths[rows])
 
     def advance(self) -> torch.Tensor:
-        """Opens the next slot of each row for the token that comes; returns its position, [R, 1] int64."""
+        """Opens the next slot of each row for the next token; returns its position, [R, 1] int64."""
         assert self._lengths is not None
         positions = self._lengths.unsqueeze(1)
         self._span = int(self._lengths.max()) + 1
@@ -63,7 +65,7 @@ class Cache:
         return positions
 
     def commit(self) -> None:
-        """Counts the slots opened by ``advance`` as filled."""
+        """Marks the slots that ``advance`` opened as filled."""
         assert self._lengths is not None
         self._lengths = self._lengths + 1
 
@@ -78,7 +80,7 @@ class Cache:
                 stored[layer] = torch.nn.functional.pad(tensor, (0, 0, 0, max(BLOCK, self._span // 4)))
 
     def _attention_of(self, layer: int) -> Any:
-        # The argument names are TorchTitan's: attention modules are called with them.
+        # TorchTitan calls attention modules with these argument names.
         def forward(
             q_BLNH: torch.Tensor,
             k_BLNH: torch.Tensor,
@@ -96,7 +98,9 @@ class Cache:
     def _prompts(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Returns [U, L, N, H]; right-padding comes after every real token, so causality hides it."""
+        """Computes the attention over the prompts, [U, L, N, H]; the causal mask hides the padding on the
+        right.
+        """
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         self._keys[layer], self._values[layer] = key, value
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -107,7 +111,9 @@ class Cache:
     def _tokens(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Returns [R, 1, N, H]; the query heads that share a key head stand as its query positions."""
+        """Computes the attention of one token per row, [R, 1, N, H]; query heads that share a key head are
+        laid out as query positions.
+        """
         assert self._lengths is not None
         keys, values = self._keys[layer], self._values[layer]
         keys[self._rows, :, self._lengths] = key[:, 0]

@@ -1,4 +1,4 @@
-"""The live vLLM engine: token ids in, token ids and log-probs out; weights by name; sleep and wake."""
+"""Live vLLM engine: generation on token ids, weight updates, sleep and wake."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from titanrl.components.samplers.rules import check_rows, top_k_of, top_p_of
+from titanrl.components.samplers.rules import check_requests, top_k_of, top_p_of
 from titanrl.components.samplers.vllm.heads import Heads
-from titanrl.components.samplers.vllm.process import kept_process_state, kept_random_state, vllm_module
-from titanrl.components.samplers.vllm.sampling import draw_by_inversion
-from titanrl.components.samplers.vllm.weights import Repacker, load_documented
+from titanrl.components.samplers.vllm.process import (
+    preserved_process_state,
+    preserved_random_state,
+    vllm_module,
+)
+from titanrl.components.samplers.vllm.sampling import sample_by_inversion
+from titanrl.components.samplers.vllm.weights import Repacker, load_unpacked
 from titanrl.errors import ConfigError
 from titanrl.ops.seeds import sample_seed
 from titanrl.protocols import Completion, FinishReason, Sampler
@@ -24,88 +28,88 @@ if TYPE_CHECKING:
 __all__ = ["VLLMSampler"]
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-"""vLLM's names; every other one is an abort."""
+"""vLLM's finish reasons; any other is an abort."""
 GIB = 2**30
 BLOCK = 32
-"""Tokens of a block of keys and values, on a CPU."""
+"""Tokens per block of keys and values on a CPU."""
 
 
 class VLLMSampler(Sampler):
-    """The live engine. Beside a trainer it begins without weights: ``load`` comes before ``sample``."""
+    """Live sampler of `vllm`. Beside a trainer it starts without weights: call ``load`` before ``sample``."""
 
-    def __init__(self, settings: VLLM, host: SamplerContext) -> None:
+    def __init__(self, settings: VLLM, context: SamplerContext) -> None:
         self._settings = settings
-        self._host = host
-        self._on_cpu = host.device == "cpu"
-        self._stops = [*dict.fromkeys((*host.eos_ids, *settings.stop_token_ids))]
+        self._context = context
+        self._on_cpu = context.device == "cpu"
+        self._stops = [*dict.fromkeys((*context.eos_ids, *settings.stop_token_ids))]
         self._sleeps = settings.sleep != "off" and not self._on_cpu
         self._is_asleep = False
         self.ranks_per_engine = settings.tensor_parallel_size
         self.weight_dtype = getattr(torch, self._dtype)
         self._check()
         self._owns_group = not torch.distributed.is_initialized()
-        with kept_process_state():
+        with preserved_process_state():
             self._vllm = vllm_module()
             self._llm = self._vllm.LLM(**self._arguments())
         if not self._owns_group:
-            # Or the shutdown that close() avoids would come when the engine is collected.
+            # Otherwise garbage collection would run the shutdown that close() avoids.
             self._llm.llm_engine.engine_core._finalizer.detach()
-        self._has_weights = host.engine is None
+        self._has_weights = context.engine is None
         self._repacker = None
         if self._on_cpu:
-            self._repacker = Repacker(self._llm.apply_model(_itself)[0])
-            self._llm.collective_rpc(draw_by_inversion)
+            self._repacker = Repacker(self._llm.apply_model(_identity)[0])
+            self._llm.collective_rpc(sample_by_inversion)
 
     def _check(self) -> None:
-        host = self._host
-        world_size = 1 if host.engine is None else host.engine.world_size
-        for key, text in self._settings.problems(host.model_path, world_size):
+        context = self._context
+        world_size = 1 if context.engine is None else context.engine.world_size
+        for key, text in self._settings.problems(context.model_path, world_size):
             raise ConfigError(f"[sampler] {key} {text}")
 
     @property
     def _dtype(self) -> str:
-        return self._host.dtype if self._settings.dtype == "auto" else self._settings.dtype
+        return self._context.dtype if self._settings.dtype == "auto" else self._settings.dtype
 
     def _arguments(self) -> dict[str, Any]:
-        settings, host = self._settings, self._host
+        settings, context = self._settings, self._context
         on_cpu = self._on_cpu
         arguments: dict[str, Any] = {
-            "model": host.model_path,
+            "model": context.model_path,
             "skip_tokenizer_init": True,
             "dtype": self._dtype,
-            "max_model_len": host.max_length,
+            "max_model_len": context.max_length,
             "max_num_seqs": settings.max_num_seqs,
             "tensor_parallel_size": settings.tensor_parallel_size,
             "enforce_eager": on_cpu if settings.enforce_eager is None else settings.enforce_eager,
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "enable_sleep_mode": self._sleeps,
             "enable_prefix_caching": True,
-            # What was sampled from, not the raw distribution.
+            # Log-probs of the sampled distribution, not of the raw one.
             "logprobs_mode": "processed_logprobs",
-            # Parameters left open must not come from the checkpoint's generation_config.
+            # Unset parameters must not come from the checkpoint's generation_config.
             "generation_config": "vllm",
-            "seed": host.seed,
+            "seed": context.seed,
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
         if settings.kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
         elif on_cpu:
-            arguments["kv_cache_memory_bytes"] = _needed_bytes(settings, host, self._dtype)
+            arguments["kv_cache_memory_bytes"] = _needed_bytes(settings, context, self._dtype)
         if settings.block_size is not None or on_cpu:
             arguments["block_size"] = settings.block_size or BLOCK
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             arguments["distributed_executor_backend"] = "external_launcher"
-        if host.engine is not None:
-            # The trainer sends its weights; those of the folder are never sampled from.
+        if context.engine is not None:
+            # The trainer sends its weights; those of the folder are never used.
             arguments["load_format"] = "dummy"
-            if not host.engine.is_tied:
+            if not context.engine.is_tied:
                 arguments["hf_overrides"] = {"tie_word_embeddings": False}
         return arguments
 
     def sample(
         self,
-        rows: Sequence[RolloutRequest],
+        requests: Sequence[RolloutRequest],
         *,
         step: int,
         seed: int,
@@ -113,21 +117,24 @@ class VLLMSampler(Sampler):
         greedy: bool = False,
         max_tokens: int | None = None,
     ) -> list[Completion]:
-        """Returns one answer for each row, in order.
+        """Returns one response per request, in order.
 
         Args:
-            temperature: omitted: the settings'.
-            greedy: take the likeliest token; log-probs are at temperature 1.
-            max_tokens: longest answer; omitted: the settings' max_response_tokens.
+            requests: the prompts; may be empty.
+            step: training step, part of the random seed.
+            seed: seed of the run.
+            temperature: divisor of the logits; None: the settings'.
+            greedy: take the most probable token; log-probs are then at temperature 1.
+            max_tokens: largest length of a response; None: the settings' max_response_tokens.
 
         Raises:
-            ValueError: a prompt that is empty or too long, before any is answered.
-            RuntimeError: the engine sleeps, or has not all weights.
+            ValueError: a prompt is empty or too long; nothing has been sampled then.
+            RuntimeError: the engine is asleep, or its weights are incomplete.
         """
-        if not rows:
+        if not requests:
             return []
-        longest = self._settings.max_response_tokens if max_tokens is None else max_tokens
-        check_rows(rows, self._host, longest)
+        limit = self._settings.max_response_tokens if max_tokens is None else max_tokens
+        check_requests(requests, self._context, limit)
         if self._is_asleep or not self._has_weights:
             raise RuntimeError(
                 "sampler 'vllm' has no weights to sample with; call wake() and load() before sample()."
@@ -136,93 +143,102 @@ class VLLMSampler(Sampler):
             temperature = self._settings.temperature
         if not (greedy or 0.01 <= temperature <= 2):
             raise ValueError(
-                f"temperature must be in [0.01, 2], got {temperature}; or ask for greedy answers."
+                f"temperature must be in [0.01, 2], got {temperature}; use greedy = true for temperature 0."
             )
         parameters = [
             self._vllm.SamplingParams(
                 temperature=0.0 if greedy else temperature,
                 top_k=0 if greedy else top_k_of(self._settings) or 0,
                 top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
-                max_tokens=longest,
-                seed=sample_seed(seed, step, row.prompt_index, row.sample_index),
-                # Which tokens end an answer is said here alone, whatever generation_config.json adds.
+                max_tokens=limit,
+                seed=sample_seed(seed, step, request.prompt_index, request.sample_index),
+                # Only these tokens end a response, whatever generation_config.json adds.
                 stop_token_ids=self._stops,
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
             )
-            for row in rows
+            for request in requests
         ]
-        prompts = [{"prompt_token_ids": list(row.prompt_ids)} for row in rows]
-        with kept_random_state():
+        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+        with preserved_random_state():
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
-        return [_sample_of(output.outputs[0]) for output in outputs]
+        return [_completion_of(output.outputs[0]) for output in outputs]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
-        """Replaces all weights and forgets every cached prefix.
+        """Replaces all weights and clears the prefix cache.
+
+        Args:
+            weights: (Hugging Face name, tensor) of every weight.
+            version: policy version of these weights.
 
         Raises:
-            ValueError: a name or shape that vLLM's model does not have, or a missing one; sampling is refused
-                from then on, as some weights may be replaced.
+            ValueError: a name or shape that vLLM's model does not have, or a missing weight. Some weights may
+                be replaced by then, so sampling is refused until the next successful load.
         """
         self._has_weights = False
         if self._repacker is not None:
             self._repacker.load(weights)
         else:
-            self._llm.apply_model(lambda model: load_documented(model, weights))
+            self._llm.apply_model(lambda model: load_unpacked(model, weights))
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept the keys and values of old weights; is a request still running?")
+            raise RuntimeError(
+                "vLLM did not clear the prefix cache of the old weights; check that no request is running."
+            )
         self._has_weights = True
         self.version = version
 
     def sleep(self) -> None:
-        """Frees what the settings say; nothing on a CPU or when asleep."""
+        """Frees memory as the settings say; no effect on a CPU or when asleep."""
         if self._sleeps and not self._is_asleep:
             self._llm.sleep(level=1 if self._settings.sleep == "offload" else 2)
             self._is_asleep = True
             self._has_weights &= self._settings.sleep == "offload"
 
     def wake(self) -> None:
-        """Takes the memory back; after "discard", ``load`` must follow."""
+        """Takes the memory back; after sleep = "discard", ``load`` must follow."""
         if self._is_asleep:
             self._llm.wake_up()
             self._is_asleep = False
 
     def close(self) -> None:
-        """Ends the engine. The trainer's process group stays; one that this engine made goes: end it last."""
+        """Shuts the engine down, but not the trainer's process group. An engine that created a group
+        destroys it, so close it last.
+        """
         if self._llm is None:
             return
         client = self._llm.llm_engine.engine_core
         if self._owns_group:
             client.shutdown()
         else:
-            # Its own shutdown destroys every process group, the trainer's too (vLLM 0.32).
+            # Its own shutdown destroys every process group, including the trainer's (vLLM 0.32).
             client.engine_core.model_executor.shutdown()
             client.engine_core.scheduler.shutdown()
         self._llm = self._repacker = None
-        gc.unfreeze()  # vLLM froze all objects alive at its start
+        gc.unfreeze()  # vLLM froze all objects when it started
         gc.collect()
 
 
-def _needed_bytes(settings: VLLM, host: SamplerContext, dtype: str) -> int:
-    """Returns what the keys and values of so many answers take at most, up to a gibibyte."""
+def _needed_bytes(settings: VLLM, context: SamplerContext, dtype: str) -> int:
+    """Returns the largest memory that keys and values can need, at most one gibibyte."""
     rows, size = settings.max_num_seqs, settings.tensor_parallel_size
-    if host.num_rows is not None:
-        engines = (1 if host.engine is None else host.engine.world_size) // size
-        rows = min(rows, -(-host.num_rows // engines))
+    if context.num_rows is not None:
+        engines = (1 if context.engine is None else context.engine.world_size) // size
+        rows = min(rows, -(-context.num_rows // engines))
     block = settings.block_size or BLOCK
-    # Each answer's last block is filled in part, and one belongs to none.
-    tokens = rows * (host.max_length + block) + block
-    numbers = Heads.read(host.model_path).numbers_a_token(size)
-    return min(tokens * numbers * getattr(torch, dtype).itemsize, GIB)  # type: ignore[no-any-return]
+    # The last block of each response is partly filled, and one block is reserved.
+    tokens = rows * (context.max_length + block) + block
+    num_values = Heads.read(context.model_path).values_per_token(size)
+    return min(tokens * num_values * getattr(torch, dtype).itemsize, GIB)  # type: ignore[no-any-return]
 
 
-def _itself(model: Any) -> Any:
+def _identity(model: Any) -> Any:
     return model
 
 
-def _sample_of(completion: Any) -> Completion:
+def _completion_of(completion: Any) -> Completion:
+    """Returns titanrl's form of one vLLM completion."""
     ids = list(completion.token_ids)
-    # By id: the first entry is the likeliest token's, sampled or not.
+    # Look up by id: the first entry is the most probable token, sampled or not.
     logprobs = [entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True)]
     return Completion(ids, logprobs, FINISH_REASONS.get(completion.finish_reason, FinishReason.ABORT))

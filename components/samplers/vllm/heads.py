@@ -1,4 +1,4 @@
-"""Attention heads of a model folder: which vLLM can compute, and what their keys and values take."""
+"""Attention heads of a model folder, and the size of their keys and values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ __all__ = ["Heads"]
 
 
 class Heads(NamedTuple):
-    """What config.json says of them."""
+    """Attention heads of a model, from its config.json."""
 
     num: int
     num_keys: int
-    """Heads of keys and values."""
+    """Number of key-value heads."""
     width: int
+    """Dimension of a head."""
     is_latent: bool
-    """Whether keys and values are made from one small vector a token, which all heads read."""
+    """Whether keys and values are computed from one compressed vector per token that all heads share."""
     num_layers: int
 
     @classmethod
@@ -32,6 +33,8 @@ class Heads(NamedTuple):
             num_layers=config["num_hidden_layers"],
         )
 
-    def numbers_a_token(self, ranks: int) -> int:
-        """Returns how many numbers a token's keys and values are on each of ``ranks`` that share them."""
+    def values_per_token(self, ranks: int) -> int:
+        """Returns the number of key and value elements per token on each of ``ranks`` that share the
+        heads.
+        """
         return 2 * self.num_layers * -(-self.num_keys // ranks) * self.width

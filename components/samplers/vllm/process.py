@@ -1,4 +1,4 @@
-"""The trainer's process as it was before vLLM entered it: environment, random state, threads, warnings."""
+"""Isolation of vLLM in the trainer's process: environment, random state, threads, warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from titanrl.errors import ConfigError
 
-__all__ = ["kept_process_state", "kept_random_state", "vllm_module"]
+__all__ = ["preserved_process_state", "preserved_random_state", "vllm_module"]
 
 INSTALL = (
     "sampler 'vllm' needs the package vllm, which is not installed or does not load ({reason}). Install the "
@@ -24,9 +24,9 @@ INSTALL = (
     "its other requirements, or `pip install vllm==0.32.0` with CUDA), or use name = 'torch', which needs no "
     "further package."
 )
-"""What the user is told when vLLM cannot be imported."""
+"""Error message when vLLM cannot be imported."""
 ENVIRONMENT = {
-    # The engine runs in this process: weights are handed over as tensors.
+    # The engine runs in this process, so that weights can be passed as tensors.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -34,14 +34,14 @@ ENVIRONMENT = {
 
 
 def vllm_module() -> ModuleType:
-    """Returns vLLM; call it within ``kept_process_state``.
+    """Returns the vllm module; call it within ``preserved_process_state``.
 
     Raises:
-        ConfigError: it isn't installed or doesn't load; the message says what to do.
+        ConfigError: vLLM is not installed or cannot be imported; the message has the remedy.
     """
     logger = logging.getLogger("vllm")
     if logger.level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)  # It warns while it is imported, before it reads VLLM_LOGGING_LEVEL.
+        logger.setLevel(logging.ERROR)  # Its import warns before it reads VLLM_LOGGING_LEVEL.
     try:
         return importlib.import_module("vllm")
     except (ImportError, OSError) as error:
@@ -49,21 +49,21 @@ def vllm_module() -> ModuleType:
 
 
 @contextmanager
-def kept_process_state(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[None]:
-    """Within the block ``environment`` is set; after it the process is as before.
+def preserved_process_state(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[None]:
+    """Sets ``environment`` within the block and restores the state of the process after it.
 
     vLLM 0.32 writes a dozen environment variables (LOCAL_WORLD_SIZE and LD_PRELOAD among them), seeds every
     generator, replaces torch.set_num_threads by a function that does nothing, and adds warning filters.
     """
     variables = dict(os.environ)
     if "llvmlite.binding.ffi" in sys.modules:
-        # vLLM 0.32 looks into the __dict__ of everything loaded; numba's library takes that for a function.
+        # vLLM 0.32 reads the __dict__ of every loaded module; numba's library would look up a C function.
         sys.modules["llvmlite.binding.ffi"].lib._fntab.setdefault("__dict__", {})
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     recursion_limit = sys.getrecursionlimit()
     os.environ.update(environment)
     try:
-        with kept_random_state(), warnings.catch_warnings():
+        with preserved_random_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -77,8 +77,8 @@ def kept_process_state(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator
 
 
 @contextmanager
-def kept_random_state() -> Iterator[None]:
-    """After the block the generators of torch, numpy and Python stand where they stood before."""
+def preserved_random_state() -> Iterator[None]:
+    """Restores the random generators of torch, numpy and Python after the block."""
     import numpy
 
     python, array, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()

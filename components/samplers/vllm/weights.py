@@ -1,4 +1,4 @@
-"""The trainer's weights into a running vLLM model, tensor by tensor, checked against what the model holds."""
+"""Weight updates of a running vLLM model, tensor by tensor, checked against the model's own weights."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ import torch
 
 from titanrl.errors import ConfigError
 
-__all__ = ["Repacker", "load_documented"]
+__all__ = ["Repacker", "load_unpacked"]
 
 Weights = Iterable[tuple[str, "torch.Tensor"]]
 
 
 class Slot(NamedTuple):
-    """Where a tensor of the trainer goes: rows from ``start`` of a parameter of one of vLLM's modules."""
+    """Destination of a weight: rows from ``start`` of a parameter of one of vLLM's modules."""
 
     module: str
     parameter: str
     start: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the unsharded tensor."""
     part: tuple[slice, ...]
-    """What of it this rank has, under tensor parallelism."""
+    """Slice of the tensor on this rank, under tensor parallelism."""
 
 
 class Repacker:
-    """Writes weights into a vLLM model on the CPU and packs each layer again for its kernels.
+    """Writes weights into a vLLM model on a CPU and packs each layer again for its kernels.
 
-    After loading, vLLM 0.32 packs each linear weight and drops the parameter, so the model's ``load_weights``
-    fails, and ``reload_weights`` leaves a tied head at its old packed weight. Here the tensors of a fused
-    layer are put together, the layer's own packing runs on them, and a tied head is packed from the new
-    embedding.
-    The weights of one layer exist twice at a time.
-
-    Args:
-        model: vLLM's, or this rank's part of it: a dense model of linears, embeddings and norms.
-
-    Raises:
-        ConfigError: a mixture of experts.
+    After loading, vLLM 0.32 packs each linear weight and drops the parameter. The model's ``load_weights``
+    fails then, and ``reload_weights`` leaves a tied head at its old packed weight. This class assembles the
+    tensors of a fused layer, runs the layer's own packing on them, and packs a tied head from the new
+    embedding. The weights of one layer exist twice at a time.
     """
 
     def __init__(self, model: Any) -> None:
+        """Collects the model's weights.
+
+        Args:
+            model: vLLM's model, or this rank's shard: a dense model of linear, embedding and norm modules.
+
+        Raises:
+            ConfigError: the model is a mixture of experts.
+        """
         self._modules: dict[str, Any] = {}
         self._spare: list[torch.Tensor] = []
-        self._lent: dict[int, torch.Tensor] = {}
+        self._borrowed: dict[int, torch.Tensor] = {}
         self.slots: dict[str, Slot] = {}
-        """Hugging Face name -> place; the names are the manifest."""
+        """Hugging Face name -> slot, for every weight of the model."""
         self._head = model.lm_head
         self._is_tied = False
         seen: set[int] = set()
@@ -59,7 +60,7 @@ class Repacker:
                 continue
             seen.update(map(id, own.values()))
             if hasattr(module, "org_vocab_size") and module is not self._head:
-                # vLLM packs embeddings too, and never reads the copy: better gone than stale.
+                # vLLM also packs embeddings but never reads the copy; drop it so that it cannot get stale.
                 vars(module).pop("cpu_linear", None)
             for parameter, value in own.items():
                 self._modules[name] = module
@@ -69,8 +70,8 @@ class Repacker:
         module = self._modules[name]
         if parameter.startswith(("w13_", "w2_")):
             raise ConfigError(
-                "[sampler] name must be 'torch' for a mixture of experts on a CPU, got 'vllm', whose experts "
-                "cannot be given new weights there."
+                "[sampler] name must be 'torch' for a mixture of experts on a CPU, got 'vllm', which "
+                "cannot update the weights of experts there."
             )
         if not _is_linear(module):
             rows, shape = slice(0, len(value)), tuple(value.shape)
@@ -97,11 +98,14 @@ class Repacker:
     def load(self, weights: Weights) -> None:
         """Replaces every weight.
 
+        Args:
+            weights: (Hugging Face name, tensor) of every weight.
+
         Raises:
             ValueError: a name that is unknown, repeated or missing, or a wrong shape. Other weights may be
                 replaced by then.
         """
-        # No decorator: it would load torch when this file is only listed.
+        # Not a decorator, which would import torch when the module is imported.
         with torch.no_grad():
             self._load(weights)
 
@@ -110,23 +114,23 @@ class Repacker:
             name: {key for key in self.slots if self.slots[key].module == name} for name in self._modules
         }
         buffers: dict[str, dict[str, torch.Tensor]] = {}
-        self._lent.clear()
+        self._borrowed.clear()
         for name, tensor in weights:
             slot = self.slots.get(name)
             if slot is None:
                 raise ValueError(
-                    f"vLLM's model has no weight {name!r}; the trainer's is another architecture."
+                    f"vLLM's model has no weight {name!r}; the trainer's model has another architecture."
                 )
             if name not in waiting[slot.module]:
-                raise ValueError(f"weight {name!r} came twice.")
+                raise ValueError(f"weight {name!r} was sent twice.")
             if tuple(tensor.shape) != slot.shape:
                 raise ValueError(f"weight {name!r} must be {slot.shape} for vLLM, got {tuple(tensor.shape)}.")
             waiting[slot.module].discard(name)
             tensor = tensor[slot.part]
-            held = buffers.setdefault(slot.module, {})
-            if slot.parameter not in held:
-                held[slot.parameter] = self._target(slot, tensor)
-            target = held[slot.parameter][slot.start : slot.start + len(tensor)]
+            parameters = buffers.setdefault(slot.module, {})
+            if slot.parameter not in parameters:
+                parameters[slot.parameter] = self._target(slot, tensor)
+            target = parameters[slot.parameter][slot.start : slot.start + len(tensor)]
             if target.data_ptr() != tensor.data_ptr():
                 target.copy_(tensor)
             if not waiting[slot.module]:
@@ -137,7 +141,7 @@ class Repacker:
             self._head.quant_method.process_weights_after_loading(self._head)
 
     def _target(self, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns where a parameter is put together: in its place, if it is kept beside its packed form."""
+        """Returns the buffer of a parameter: the parameter itself if it is kept beside its packed form."""
         parameter = getattr(self._modules[slot.module], slot.parameter)
         if parameter.numel():
             return parameter.data  # type: ignore[no-any-return]
@@ -146,46 +150,52 @@ class Repacker:
             return tensor  # packing only reads it
         width = tensor.shape[1]
         size = rows * width
-        # Kept from load to load, as fresh memory would cost a page fault for every 4 KiB.
+        # Reused by every load, because fresh memory costs a page fault per 4 KiB.
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() >= size]
-        whole = self._spare.pop(fitting[0]) if fitting else torch.empty(size, dtype=parameter.dtype)
-        self._lent[whole.data_ptr()] = whole
-        return whole[:size].view(rows, width)
+        buffer = self._spare.pop(fitting[0]) if fitting else torch.empty(size, dtype=parameter.dtype)
+        self._borrowed[buffer.data_ptr()] = buffer
+        return buffer[:size].view(rows, width)
 
     def _install(self, module: Any, tensors: dict[str, torch.Tensor]) -> None:
         if _is_linear(module):
             for name, tensor in tensors.items():
                 setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
         if _is_linear(module) or module is self._head:
-            vars(module).pop("cpu_linear", None)  # the old packed weight goes before the new one comes
+            vars(module).pop("cpu_linear", None)  # free the old packed weight before the new one is allocated
             module.quant_method.process_weights_after_loading(module)
         for tensor in tensors.values():
-            if tensor.data_ptr() in self._lent:
-                self._spare.append(self._lent.pop(tensor.data_ptr()))
+            if tensor.data_ptr() in self._borrowed:
+                self._spare.append(self._borrowed.pop(tensor.data_ptr()))
 
 
-def load_documented(model: Any, weights: Weights) -> None:
-    """Replaces every weight through the model's ``load_weights``: right where nothing is packed, on a GPU.
+def load_unpacked(model: Any, weights: Weights) -> None:
+    """Replaces every weight through the model's ``load_weights``, for models without packed weights, as on
+    a GPU.
+
+    Args:
+        model: vLLM's model.
+        weights: (Hugging Face name, tensor) of every weight.
 
     Raises:
         ValueError: a parameter got no weight, or a name is unknown.
     """
     names: list[str] = []
 
-    def counted() -> Iterator[tuple[str, torch.Tensor]]:
+    def recorded() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
             names.append(name)
             yield name, tensor
 
     try:
-        loaded = model.load_weights(counted())
+        loaded = model.load_weights(recorded())
     except KeyError as error:
         raise ValueError(
-            f"vLLM's model has no weight {error}; the trainer's is another architecture."
+            f"vLLM's model has no weight {error}; the trainer's model has another architecture."
         ) from error
     if loaded is None:
         raise ValueError(
-            f"{type(model).__name__} doesn't say which of {len(names)} weights it took; use another model."
+            f"{type(model).__name__} does not report which of {len(names)} weights it loaded; "
+            "use another model."
         )
     _refuse_missing({name for name, _ in model.named_parameters()} - set(loaded))
 
@@ -196,5 +206,5 @@ def _is_linear(module: Any) -> bool:
 
 def _refuse_missing(names: set[str]) -> None:
     if names:
-        shown = ", ".join(sorted(names)[:3])
-        raise ValueError(f"{len(names)} weights of vLLM's model were not sent, {shown} among them.")
+        examples = ", ".join(sorted(names)[:3])
+        raise ValueError(f"{len(names)} weights of vLLM's model were not sent, such as {examples}.")

@@ -12,7 +12,7 @@ import torch
 
 from titanrl.components.samplers.scripted import Scripted
 from titanrl.components.samplers.torch import Torch, TorchSampler
-from titanrl.components.samplers.vllm.engine import _sample_of
+from titanrl.components.samplers.vllm.engine import _completion_of
 from titanrl.config.engine_tables import Training
 from titanrl.data.collate import collate_rollouts
 from titanrl.engine import Engine, EngineConfig
@@ -102,4 +102,4 @@ def test_scripted_response_is_truncated_like_a_models(folder: Path) -> None:
 def test_finish_reason_of_vllm_is_mapped(ids: list[int], reported: str | None, reason: int) -> None:
     entries = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
     completion = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=reported)
-    assert _sample_of(completion).finish_reason == reason
+    assert _completion_of(completion).finish_reason == reason

@@ -61,7 +61,7 @@ def test_prompts_without_space_for_a_response_are_refused(tokenizer: Any) -> Non
 
 
 def test_scripted_sampler_without_responses_or_tokenizer_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one answer"):
+    with pytest.raises(ValueError, match="at least one response"):
         Scripted(answers=())
     with pytest.raises(ValueError, match=r"logprob must be in \[-inf, 0\]"):
         Scripted(logprob=0.5)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from titanrl.components.samplers.vllm import VLLM
-from titanrl.components.samplers.vllm.engine import _needed_bytes, _sample_of
-from titanrl.components.samplers.vllm.process import kept_process_state
+from titanrl.components.samplers.vllm.engine import _completion_of, _needed_bytes
+from titanrl.components.samplers.vllm.process import preserved_process_state
 from titanrl.errors import ConfigError
 from titanrl.models.tiny import create
 from titanrl.protocols import SamplerContext
@@ -49,7 +49,7 @@ def test_process_state_is_restored_after_vllm() -> None:
         )  # fmt: skip
 
     def guest() -> None:
-        with kept_process_state({"TITANRL_TEST_GUEST": "1"}):
+        with preserved_process_state({"TITANRL_TEST_GUEST": "1"}):
             assert os.environ["TITANRL_TEST_GUEST"] == "1"
             os.environ["LOCAL_WORLD_SIZE"] = "99"
             del os.environ["PATH"]
@@ -71,7 +71,7 @@ def test_process_state_is_restored_after_vllm() -> None:
 def test_logprob_is_that_of_the_sampled_token_not_the_top_one() -> None:
     entries = [{7: SimpleNamespace(logprob=-0.1), 3: SimpleNamespace(logprob=-2.3)}]
     completion = SimpleNamespace(token_ids=(3,), logprobs=entries, finish_reason="abort")
-    assert _sample_of(completion) == ([3], [-2.3], 2)
+    assert _completion_of(completion)[:3] == ([3], [-2.3], 2)
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,20 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
 
 
 def test_engines_partition_all_ranks(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must divide the 1 ranks, which share the engines, got 2"):
+    with pytest.raises(ConfigError, match=r"must divide the number of ranks, 1, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of(model))
     engine = SimpleNamespace(world_size=3)
-    with pytest.raises(ConfigError, match=r"must divide the 3 ranks"):
+    with pytest.raises(ConfigError, match=r"must divide the number of ranks, 3, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of(model, engine=engine))
 
 
 def test_attention_heads_must_divide_and_have_a_supported_size(tmp_path: Path) -> None:
     narrow = create(tmp_path / "narrow", hidden=32, heads=4, kv_heads=2)
     problems = dict(VLLM(tensor_parallel_size=3).problems(str(narrow), None))
-    assert f"for heads of 8, those of {narrow}, only for 32, 64" in problems["name"]
-    assert problems["tensor_parallel_size"].startswith("must divide the 4 heads and the 2 heads")
+    assert f"for heads of 8 ({narrow}), only of 32, 64" in problems["name"]
+    assert problems["tensor_parallel_size"].startswith(
+        "must divide the 4 attention heads and 2 key-value heads"
+    )
 
 
 @pytest.mark.parametrize(
