@@ -97,7 +97,7 @@ ROLES = {
     "teacher": {
         "teacher_logprob": "logprob",
         "candidate_ids": "topk_ids",
-        "candidate_logprob": "likeliest_logprob",
+        "candidate_logprob": "topk_logprob",
     },
     "critic": {"value": "value", "final_value": "final_value"},
 }
