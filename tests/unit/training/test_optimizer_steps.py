@@ -102,7 +102,7 @@ def test_validation_loss_does_not_depend_on_micro_batches_or_accumulation(
     session = session_of(model, held_out_data=texts, **training)
     session.experiment.evaluation = SimpleNamespace(num_prompts=3)
     with torch.no_grad():
-        model.role.weight.zero_()
+        model.scoring_model.weight.zero_()
     session.objective = Objective(loss=_two)
     assert validate(session)["eval/loss"] == pytest.approx(2.0)
     assert model.updates == 0
