@@ -13,7 +13,7 @@ import torch
 from titanrl.components.rewards.http_json import ServerTimeout, request_json
 from titanrl.components.rewards.text import last_number, texts
 from titanrl.errors import TrainingError, check_range
-from titanrl.ops.scores import filled
+from titanrl.ops.scores import fill_missing_scores
 from titanrl.registry import register
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LLMJudge:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure."""
-        return filled(self.scores(batch), self.failure)
+        return fill_missing_scores(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why its rating failed.

@@ -14,7 +14,7 @@ from titanrl.algorithm.pairs import to_preference_pairs
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
-from titanrl.ops.sequence import is_last_trainable
+from titanrl.ops.sequence import is_last_loss_token
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -110,7 +110,7 @@ def _penalty(batch: TensorDict, kl: KLTerm) -> torch.Tensor:
 
 def _token_reward(batch: TensorDict, kl: KLTerm | None) -> torch.Tensor:
     """Returns [N, L] the reward on the last trainable token, less KL-in-reward; 0 where masked."""
-    placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+    placed = where0(is_last_loss_token(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
     return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
 
 

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.engine.bins import pack
-from titanrl.ops.prefix import group_tokens, prefix_order, trained_lengths
+from titanrl.ops.prefix import group_tokens, loss_lengths, prefix_order
 
 __all__ = ["MicroBatch", "dummy_micro_batch", "pack_sequences", "pad_to", "assign_micro_batches"]
 
@@ -73,7 +73,7 @@ def pack_sequences(batch: TensorDict, rows: torch.Tensor, device: torch.device) 
     part = batch[rows]
     part = TensorDict({key: part[key] for key in _tensor_keys(part)}, batch_size=[len(rows)])
     # A row without loss tokens is compared with and contributes no token; at least one token is needed.
-    length = trained_lengths(part["loss_mask"])
+    length = loss_lengths(part["loss_mask"])
     if not length.any():
         length[0] = 1
     full, width = part["loss_mask"].shape[1], int(length.max())

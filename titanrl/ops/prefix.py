@@ -10,10 +10,10 @@ import torch
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["group_tokens", "prefix_order", "trained_lengths"]
+__all__ = ["group_tokens", "prefix_order", "loss_lengths"]
 
 
-def trained_lengths(mask: torch.Tensor) -> torch.Tensor:
+def loss_lengths(mask: torch.Tensor) -> torch.Tensor:
     """Returns [N] int64, the position of each row's last loss token + 1; 0 on a fully masked row.
 
     Tokens after it do not affect the loss.
@@ -69,7 +69,7 @@ def group_tokens(batch: TensorDict, max_tokens: int | None = None) -> tuple[list
         max_tokens: a larger group is split into parts of at most so many tokens, each with a copy of the
             prefix of its rows; a longer row is a part of its own. None: groups are not split.
     """
-    length = trained_lengths(batch["loss_mask"])
+    length = loss_lengths(batch["loss_mask"])
     order, shared = prefix_order(batch["input_ids"], batch["group_id"], length)
     rows: list[list[int]] = []
     tokens: list[int] = []

@@ -12,7 +12,7 @@ from titanrl.ops.masked import masked_sum, where0
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["filled", "reward_key", "row_score", "scored_tokens", "to_tokens"]
+__all__ = ["fill_missing_scores", "reward_key", "row_score", "scored_tokens", "to_tokens"]
 
 
 def reward_key(key: str) -> str | tuple[str, str]:
@@ -20,10 +20,15 @@ def reward_key(key: str) -> str | tuple[str, str]:
     return key if key == "reward" else ("rewards", key)
 
 
-def filled(scores: Sequence[float | str | None], failure: float) -> torch.Tensor:
-    """Returns [N] float32 scores, ``failure`` where there is none, or why there is none."""
-    numbers = [failure if score is None or isinstance(score, str) else score for score in scores]
-    return torch.tensor(numbers, dtype=torch.float32)
+def fill_missing_scores(scores: Sequence[float | str | None], failure_score: float) -> torch.Tensor:
+    """Returns [N] float32 scores with ``failure_score`` where one is missing.
+
+    Args:
+        scores: a score, or None or the reason of its absence.
+        failure_score: replaces missing scores.
+    """
+    values = [failure_score if score is None or isinstance(score, str) else score for score in scores]
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def row_score(batch: TensorDict, source: Literal["reward", "token_reward"]) -> torch.Tensor:

@@ -6,10 +6,16 @@ import torch
 
 from titanrl.ops.masked import masked_sum, where0
 
-__all__ = ["after_last_trainable", "at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
+__all__ = [
+    "after_last_loss_token",
+    "at_last_loss_token",
+    "is_last_loss_token",
+    "sequence_mean",
+    "sequence_sum",
+]
 
 
-def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
+def is_last_loss_token(mask: torch.Tensor) -> torch.Tensor:
     """Returns [N, L] bool, true at each row's last loss token; all false on a fully masked row.
 
     Args:
@@ -19,17 +25,17 @@ def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
     return mask & (position == torch.where(mask, position, -1).amax(-1, keepdim=True))
 
 
-def after_last_trainable(mask: torch.Tensor) -> torch.Tensor:
+def after_last_loss_token(mask: torch.Tensor) -> torch.Tensor:
     """Returns [N, L + 1] bool, true one position after each row's last loss token.
 
     All false on a fully masked row.
     """
-    return torch.nn.functional.pad(is_last_trainable(mask), (1, 0))
+    return torch.nn.functional.pad(is_last_loss_token(mask), (1, 0))
 
 
-def at_last_trainable(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def at_last_loss_token(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Returns [N] the value of ``x`` [N, L] at each row's last loss token; 0 on a fully masked row."""
-    return masked_sum(x, is_last_trainable(mask), -1)
+    return masked_sum(x, is_last_loss_token(mask), -1)
 
 
 def sequence_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
-from titanrl.ops.scores import filled
+from titanrl.ops.scores import fill_missing_scores
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _guarded(term: RewardTerm, batch: TensorDict, runner: _Runner) -> tuple[torc
     own = getattr(term.component, "scores", None)
     # One of its own isolates its rows itself; what it raises is no row's fault and must be seen.
     found = _whole_or_by_rows(term, batch, runner) if own is None else own(batch)
-    values = filled(found, math.nan)
+    values = fill_missing_scores(found, math.nan)
     is_right = values.isfinite()
     reasons = {row: _why_none(found[row]) for row, right in enumerate(is_right.tolist()) if not right}
     return torch.where(is_right, values, term.failure), reasons

@@ -72,9 +72,9 @@ class CodeTests:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure."""
-        from titanrl.ops.scores import filled
+        from titanrl.ops.scores import fill_missing_scores
 
-        return filled(self.scores(batch), self.failure)
+        return fill_missing_scores(self.scores(batch), self.failure)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading itself failed."""
