@@ -9,7 +9,7 @@ import torch
 
 from titanrl.ops.masked import masked_sum, where0, whiten
 from titanrl.ops.returns import gae
-from titanrl.ops.sequence import at_last_trainable, is_last_trainable
+from titanrl.ops.sequence import at_last_loss_token, is_last_loss_token
 from titanrl.protocols import Advantages, FinishReason
 from titanrl.registry import Range, register
 
@@ -90,6 +90,6 @@ class GAE:
         mask = batch["loss_mask"]
         final = batch.get("final_value", None)
         if final is None:
-            final = at_last_trainable(batch["value"], mask)
+            final = at_last_loss_token(batch["value"], mask)
         truncated = (batch["finish_reason"] == FinishReason.LENGTH).unsqueeze(-1)
-        return where0(is_last_trainable(mask) & truncated, final.unsqueeze(-1))
+        return where0(is_last_loss_token(mask) & truncated, final.unsqueeze(-1))

@@ -9,7 +9,7 @@ import torch
 
 from titanrl.ops.masked import where0
 from titanrl.ops.preference import per_row, split_pairs, valid_pairs
-from titanrl.ops.sequence import at_last_trainable
+from titanrl.ops.sequence import at_last_loss_token
 from titanrl.protocols import TokenLoss
 from titanrl.registry import Range, register
 
@@ -49,7 +49,7 @@ class BradleyTerry:
         assert policy.value is not None
         mask = batch["loss_mask"]
         valid = valid_pairs(mask)
-        chosen, rejected = split_pairs(at_last_trainable(policy.value, mask)[:, None])
+        chosen, rejected = split_pairs(at_last_loss_token(policy.value, mask)[:, None])
         gap = chosen - rejected
         if self.use_margin:
             gap = gap - where0(valid, split_pairs(batch["margin"][:, None])[0])

@@ -135,7 +135,7 @@ class DPO:
             ref_gap=ref_chosen - ref_rejected,
             chosen_tokens=chosen_tokens,
             rejected_tokens=rejected_tokens,
-            live=valid,
+            valid=valid,
         )
         loss = VARIANTS[self.variant](pair, Hyperparameters(self.beta, self.label_smoothing, self.tau))
         if self.weighting == "wpo":

@@ -9,7 +9,7 @@ import torch
 
 from titanrl.ops.covariance import same_group
 from titanrl.ops.masked import where0
-from titanrl.ops.sequence import at_last_trainable
+from titanrl.ops.sequence import at_last_loss_token
 from titanrl.protocols import TokenLoss
 from titanrl.registry import register
 
@@ -44,7 +44,7 @@ class PairwiseRanking:
         nonempty = mask.any(-1)
         same = same_group(batch["group_id"])
         pair = same & nonempty[:, None] & nonempty[None, :] & (reward[:, None] > reward[None, :])
-        score = at_last_trainable(policy.value, mask)
+        score = at_last_loss_token(policy.value, mask)
         gap = score[:, None] - score[None, :]
 
         def group_mean(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from titanrl.components.rewards.http_json import ServerTimeout, request_json
 from titanrl.components.rewards.text import last_number, texts
 from titanrl.errors import TrainingError
-from titanrl.ops.scores import filled
+from titanrl.ops.scores import fill_missing_scores
 from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class LLMJudge:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure_score."""
-        return filled(self.scores(batch), self.failure_score)
+        return fill_missing_scores(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why its rating failed.

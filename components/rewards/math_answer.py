@@ -40,9 +40,9 @@ class MathAnswer:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: 1, 0 or failure_score."""
-        from titanrl.ops.scores import filled
+        from titanrl.ops.scores import fill_missing_scores
 
-        return filled(self.scores(batch), self.failure_score)
+        return fill_missing_scores(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading failed or timed out."""

@@ -68,7 +68,7 @@ def uneven(folder: Path, rank: int) -> list[int]:
         },
         batch_size=[2],
     )
-    found = [each.num_tokens for each in engine.policy.role.micro_batches(rows)]
+    found = [each.num_tokens for each in engine.policy.scoring_model.micro_batches(rows)]
     engine.close()
     return found
 

@@ -43,7 +43,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 STARVED = " starved"
 """Ends the name of a step in which ranks are without a trained token."""
 POLICY_SCORES = ("logprob", "entropy", "sum_pi_squared")
-TEACHER_SCORES = ("logprob", "topk_ids", "likeliest_logprob")
+TEACHER_SCORES = ("logprob", "topk_ids", "topk_logprob")
 BETA, ETA = 0.05, 0.01
 
 
@@ -56,7 +56,7 @@ class Gradients:
         self._names = {
             parameter: name
             for trainee in trainees
-            for part in trainee.role.model.parts
+            for part in trainee.scoring_model.model.parts
             for name, parameter in part.named_parameters()
         }
         self._clip, update.clip_grad_norm_ = update.clip_grad_norm_, self
@@ -115,14 +115,14 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     gradients = Gradients(list(trainees.values()))
     steps, scores, trained = {}, {}, {}
     is_shared = "critic" in case and engine.critic is None
-    if is_shared and engine.policy.role.model.is_last:
+    if is_shared and engine.policy.scoring_model.model.is_last:
         # Of zero, the body would get no gradient from it.
-        engine.policy.role.model.head.get_parameter("value.weight").data.fill_(0.3)
+        engine.policy.scoring_model.model.head.get_parameter("value.weight").data.fill_(0.3)
     for number, step in enumerate(case["losses"]):
         name = step.removesuffix(STARVED)
         batch = (pairs if name == "dpo" else answers)(number)
         rows = deal(starved(batch) if name != step else batch, engine.dp_rank, engine.dp_degree)
-        parts = engine.policy.role.micro_batches(rows)
+        parts = engine.policy.scoring_model.micro_batches(rows)
         trained[step] = [int(part.batch["loss_mask"].sum()) for part in parts]
         seen = engine.score(rows, (*POLICY_SCORES, "value") if is_shared else POLICY_SCORES)
         if "teacher" in case:
@@ -137,7 +137,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
                 assert all(torch.equal(found_there[key], value) for key, value in found.items())
             if name == "topk_distill":
                 rows["candidate_ids"] = found["topk_ids"]
-                rows["candidate_logprob"] = found["likeliest_logprob"]
+                rows["candidate_logprob"] = found["topk_logprob"]
         if engine.critic is not None:
             seen |= engine.critic.score(rows, ("value",))
         scores[step] = seen | {"group_id": rows["group_id"]}

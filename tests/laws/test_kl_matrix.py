@@ -24,7 +24,7 @@ from titanrl.algorithm.table import Algorithm
 from titanrl.config.checks import cross_problems
 from titanrl.config.load import read
 from titanrl.ops.masked import where0
-from titanrl.ops.sequence import is_last_trainable
+from titanrl.ops.sequence import is_last_loss_token
 from titanrl.registry.decode import decode
 
 PRESETS = sorted((Path(__file__).parents[2] / "experiments" / "algorithms").glob("*.toml"))
@@ -164,7 +164,7 @@ def test_kl_in_the_reward_is_subtracted_or_refused_with_a_remedy(preset: Path) -
             assert problems(algorithm(preset, {**table, "placement": remedy})) == []
             continue
         batch, metrics = compute_advantages(step(chosen), advanced(chosen))
-        placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+        placed = where0(is_last_loss_token(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
         torch.testing.assert_close(batch["token_reward"], placed - coefficient * k_of(batch, name))
         assert batch["advantage"].isfinite().all()
         assert math.isfinite(metrics["kl/value"])

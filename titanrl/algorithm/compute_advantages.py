@@ -15,7 +15,7 @@ from titanrl.algorithm.token_rewards import add_token_rewards
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
-from titanrl.ops.sequence import is_last_trainable
+from titanrl.ops.sequence import is_last_loss_token
 from titanrl.registry import declared
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _token_reward(batch: TensorDict, kl: KLTerm | None, scale: float) -> torch.T
 
     Per-token rewards stand at their positions, the rest of the reward on the last response token.
     """
-    placed = where0(is_last_trainable(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+    placed = where0(is_last_loss_token(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
     placed = add_token_rewards(placed, batch, scale)
     return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
 

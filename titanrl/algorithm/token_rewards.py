@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from titanrl.ops.masked import where0
-from titanrl.ops.sequence import is_last_trainable
+from titanrl.ops.sequence import is_last_loss_token
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -35,4 +35,4 @@ def add_token_rewards(token_reward: torch.Tensor, batch: TensorDict, scale: floa
         return token_reward
     moved = scale * torch.stack([parts[label] for label in sorted(parts.keys())]).sum(0)
     total = moved.sum(-1, keepdim=True, dtype=torch.float64).float()
-    return token_reward + moved - where0(is_last_trainable(batch["loss_mask"]), total)
+    return token_reward + moved - where0(is_last_loss_token(batch["loss_mask"]), total)

@@ -24,7 +24,7 @@ def get(
     """Fetch a model that needs no hub and no account."""
     from titanrl.models import get as fetch
 
-    fetch(name, to, say=typer.echo)
+    fetch(name, to, log=typer.echo)
 
 
 @models.command("import")
@@ -35,7 +35,7 @@ def import_(
     """Make a model folder of a Hugging Face folder, a hub id or a GGUF file."""
     from titanrl.models import import_model
 
-    import_model(source, to, say=typer.echo)
+    import_model(source, to, log=typer.echo)
 
 
 def export(

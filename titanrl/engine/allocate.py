@@ -1,4 +1,4 @@
-"""Memory for a model built on meta, and what no file fills of it."""
+"""Allocates a model that was built on the meta device, and fills its buffers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ __all__ = ["allocate", "fill_buffers"]
 
 
 def allocate(part: Decoder, device: torch.device, *, offload: bool) -> None:
-    """Gives a part built on meta its memory; what it holds is left unset.
+    """Allocates the parameters, uninitialized, and the buffers, filled, of a part built on meta.
 
     Args:
-        offload: whether the parameters lie in CPU memory; buffers are on the device all the same.
+        part: changed in place.
+        device: of this rank.
+        offload: whether parameters are in CPU memory; buffers are on the device in any case.
     """
     part.to_empty(device="cpu" if offload else device)
     for module in part.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
     if part.enable_weight_tying:
-        # to_empty makes one parameter of each; the same line as in Decoder.init_states.
+        # to_empty separates tied parameters; the same line is in Decoder.init_states.
         part.tok_embeddings.weight = part.lm_head.weight
     fill_buffers(part, device)
 
 
 def fill_buffers(part: Decoder, device: torch.device) -> None:
-    """Fills what no file holds: the rotary tables, which are computed, and the experts' counts, 0."""
+    """Fills the buffers that no file holds: rotary tables, computed, and the experts' token counts, 0."""
     for module in part.modules():
         if isinstance(module, MoE):
             counts = torch.zeros_like(module.tokens_per_expert_E, device=device)

@@ -1,8 +1,8 @@
-"""Attention of micro-batches: lines of distinct tokens, in which a group's prompt stands once.
+"""Attention of micro-batches: packed sequences of distinct tokens, in which a group shares one prompt.
 
-Everything but attention works on the line token by token. Attention is told by which tokens each is seen, and
-is exactly that of separate rows: TorchTitan's FlexAttention with a block mask on CUDA, squares and rectangles
-on the CPU.
+Everything but attention works on the packed sequence token by token. Attention gets the span of tokens to
+which each token is visible and equals that of separate rows: TorchTitan's FlexAttention with a block mask on
+CUDA, causal and full blocks of torch's fused kernel on the CPU.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torchtitan.protocols.module import Module
 
 from titanrl.ops.prefix_attention import prefix_attention
 
-__all__ = ["LineAttention", "attention_config", "attention_masks", "sees"]
+__all__ = ["PackedAttention", "attention_config", "attention_masks", "mask_mod"]
 
 
-class LineAttention(Module):  # type: ignore[misc]  # torchtitan has no types
+class PackedAttention(Module):  # type: ignore[misc]  # torchtitan has no types
     """Causal attention by torch's fused kernel, for the CPU.
 
-    FlexAttention has no CPU backward, varlen needs CUDA.
+    FlexAttention has no backward pass on a CPU, and varlen attention needs CUDA.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -51,8 +51,13 @@ class LineAttention(Module):  # type: ignore[misc]  # torchtitan has no types
         """Returns [B, L, N, H].
 
         Args:
+            q_BLNH: queries.
+            k_BLNH: keys, with N or fewer heads.
+            v_BLNH: values, with as many heads as the keys.
             attention_masks: [1, L] int64 ``visible_until`` of the packed sequence; None: every row
                 attends to itself, causally.
+            scale: of the scores; None: 1 / sqrt(H).
+            enable_gqa: whether keys may have fewer heads, where there is no mask.
         """
         if attention_masks is None:
             query, key, value = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
@@ -63,32 +68,30 @@ class LineAttention(Module):  # type: ignore[misc]  # torchtitan has no types
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
         width, value = v_BLNH.shape[-1], v_BLNH[0]
         if width < q_BLNH.shape[-1]:
-            # The kernel wants heads of one size; latent attention's values are narrower than its keys.
+            # The kernel needs heads of one size; latent attention's values are narrower than its keys.
             value = torch.nn.functional.pad(value, (0, q_BLNH.shape[-1] - width))
         rows = prefix_attention(q_BLNH[0], k_BLNH[0], value, attention_masks[0], scale)
         return rows[..., :width].unsqueeze(0)
 
 
 def attention_config(device_type: str) -> Module.Config:
-    """Returns the inner attention for a device.
-
-    TorchTitan's FlexAttention on CUDA, LineAttention elsewhere.
-    """
-    return FlexAttention.Config() if device_type == "cuda" else LineAttention.Config()
+    """Returns the inner attention: TorchTitan's FlexAttention on CUDA, PackedAttention elsewhere."""
+    return FlexAttention.Config() if device_type == "cuda" else PackedAttention.Config()
 
 
 def attention_masks(config: Module.Config, visible_until: torch.Tensor) -> torch.Tensor | BlockMask:
-    """Returns what the model's forward takes as ``attention_masks`` for this inner attention.
+    """Returns the ``attention_masks`` argument of the model's forward pass.
 
     Args:
-        visible_until: [n, T] int64, of one line, or of those of a pipeline's micro-batches.
+        config: the inner attention.
+        visible_until: [n, T] int64, of one packed sequence, or of a pipeline's n micro-batches.
     """
     if not isinstance(config, FlexAttention.Config):
         return visible_until
-    lines, length = visible_until.shape
+    batch, length = visible_until.shape
     mask: BlockMask = create_attention_mask(
-        sees(visible_until),
-        lines,
+        mask_mod(visible_until),
+        batch,
         None,
         length,
         length,
@@ -98,10 +101,10 @@ def attention_masks(config: Module.Config, visible_until: torch.Tensor) -> torch
     return mask
 
 
-def sees(visible_until: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Returns FlexAttention's mask function of lines [n, T]: whether a query sees a key."""
+def mask_mod(visible_until: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Returns FlexAttention's mask_mod for ``visible_until`` [n, T]: whether a query attends to a key."""
 
-    def mask(line: torch.Tensor, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (query >= key) & (query < visible_until[line, key])
+    def mask(batch: torch.Tensor, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (query >= key) & (query < visible_until[batch, key])
 
     return mask

@@ -1,4 +1,4 @@
-"""Items of known size into bins: as few bins as possible, or a fixed number of bins as even as possible."""
+"""Bin packing: as few bins as possible, or a fixed number of bins that are as even as possible."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ from heapq import heapify, heapreplace
 __all__ = ["balance", "pack"]
 
 MAX_EXCHANGES = 1000
-"""Bound of the exchanges that even out bins; a few per bin are needed."""
+"""Upper bound of the exchanges that even out bins; a few per bin are needed."""
 
 
 def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Returns the numbers of the items in each bin, none of which holds more than ``capacity``.
+    """Returns the indices of the items in each bin, none of which holds more than ``capacity``.
 
-    Best-fit decreasing: each item, largest first, goes where it leaves the least room. An item larger than
+    Best-fit decreasing: each item, largest first, goes where it leaves the least space. An item larger than
     ``capacity`` has a bin of its own. O(n log n).
 
     Args:
-        sizes: >= 0, in any order. capacity: >= 1, in the same unit.
+        sizes: of the items, >= 0, in any order.
+        capacity: of a bin, >= 1, in the same unit.
     """
     bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (what is left, bin), ascending
+    spaces: list[tuple[int, int]] = []  # (free space, bin), ascending
     for item in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         size = sizes[item]
-        at = bisect_left(room, (size, -1))
-        if at < len(room):
-            left, number = room.pop(at)
-            bins[number].append(item)
+        slot = bisect_left(spaces, (size, -1))
+        if slot < len(spaces):
+            space, index = spaces.pop(slot)
+            bins[index].append(item)
         else:
-            left, number = capacity, len(bins)
+            space, index = capacity, len(bins)
             bins.append([item])
-        if left > size:
-            insort(room, (left - size, number))
+        if space > size:
+            insort(spaces, (space - size, index))
     return bins
 
 
 def balance(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Returns the numbers of the items in each of ``count`` bins, whose sums are as equal as can be found.
+    """Returns the indices of the items in each of ``count`` bins, whose sums are nearly equal.
 
-    Largest first into the emptiest bin; then the fullest and the emptiest bin exchange the two items, or
-    move the one, that bring them closest, for as long as that helps. The same input gives the same answer.
+    Items go into the emptiest bin, largest first. Then the fullest and the emptiest bin exchange two items,
+    or move one, so that their sums come closest, for as long as that helps. Deterministic.
 
     Args:
-        sizes: >= 0, in any order. count: >= 1; bins stay empty where there are fewer items.
+        sizes: of the items, >= 0, in any order.
+        count: number of bins, >= 1; bins stay empty where there are fewer items.
     """
     bins: list[list[int]] = [[] for _ in range(count)]
-    heap = [(0, number) for number in range(count)]
+    heap = [(0, index) for index in range(count)]
     heapify(heap)
     for item in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        load, number = heap[0]
-        bins[number].append(item)
-        heapreplace(heap, (load + sizes[item], number))
+        load, index = heap[0]
+        bins[index].append(item)
+        heapreplace(heap, (load + sizes[item], index))
     loads = [0] * count
-    for load, number in heap:
-        loads[number] = load
+    for load, index in heap:
+        loads[index] = load
     for _ in range(MAX_EXCHANGES):
         full, empty = loads.index(max(loads)), loads.index(min(loads))
         change = _exchange(sizes, bins[full], bins[empty], loads[full] - loads[empty])
@@ -67,25 +69,25 @@ def balance(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _exchange(sizes: Sequence[int], full: list[int], empty: list[int], gap: int) -> int:
-    """Makes the best exchange there is; returns by how much ``full`` shrank, 0 if none helps."""
-    given = sorted(full, key=sizes.__getitem__)
-    keys = [sizes[item] for item in given]
-    best, pair = gap, None
-    for taken in (None, *empty):
-        size = 0 if taken is None else sizes[taken]
-        at = bisect_left(keys, size + gap / 2)
-        for index in (at - 1, at):
+    """Makes the best exchange and returns by how much ``full`` shrank, 0 if no exchange helps."""
+    candidates = sorted(full, key=sizes.__getitem__)
+    keys = [sizes[item] for item in candidates]
+    best_gap, pair = gap, None
+    for returned in (None, *empty):
+        size = 0 if returned is None else sizes[returned]
+        middle = bisect_left(keys, size + gap / 2)
+        for index in (middle - 1, middle):
             if 0 <= index < len(keys):
-                left = abs(gap - 2 * (keys[index] - size))
-                if left < best:
-                    best, pair = left, (given[index], taken)
+                new_gap = abs(gap - 2 * (keys[index] - size))
+                if new_gap < best_gap:
+                    best_gap, pair = new_gap, (candidates[index], returned)
     if pair is None:
         return 0
-    gone, taken = pair
-    full.remove(gone)
-    empty.append(gone)
-    if taken is None:
-        return sizes[gone]
-    empty.remove(taken)
-    full.append(taken)
-    return sizes[gone] - sizes[taken]
+    moved, returned = pair
+    full.remove(moved)
+    empty.append(moved)
+    if returned is None:
+        return sizes[moved]
+    empty.remove(returned)
+    full.append(returned)
+    return sizes[moved] - sizes[returned]

@@ -1,7 +1,4 @@
-"""A TorchTitan model from a Hugging Face folder.
-
-Built on meta, parallelized, given memory, filled with weights.
-"""
+"""Builds a TorchTitan model from a Hugging Face folder: on meta, parallelized, allocated, loaded."""
 
 from __future__ import annotations
 
@@ -51,22 +48,29 @@ def build_model(
     trainable: bool = True,
     offload: bool = False,
 ) -> Model:
-    """Returns the model of ``folder`` with its weights, wrapped by FSDP2 where that has something to do.
+    """Returns the model of ``folder`` with its weights, wrapped by FSDP2 if that is needed.
 
     Gradients are summed over ranks, never averaged.
 
     Args:
-        head: the vocabulary's, a scalar one, or both on one body. On the body of a language model a scalar
-            head begins with weights of zero: every value is 0, on any mesh and for any seed.
-        heads: names and weights of several scalar heads; None: there is one.
-        dtype: of the parameters in memory; omitted: ``training.dtype``. Computation is in
+        folder: Hugging Face folder.
+        mesh: of the ranks.
+        training: its sequence length and precisions.
+        activation_checkpoint: applies to a trainable model only.
+        compile: components to compile.
+        head: the vocabulary's ("language"), a scalar one ("value"), or both on one backbone ("shared"). On
+            the backbone of a language model a scalar head starts with weights of zero: every value is 0, on
+            any mesh and for any seed.
+        heads: names and weights of several scalar heads; None: one head.
+        dtype: of the parameters in memory; None: ``training.dtype``. Computation is in
             mixed_precision_param.
-        offload: whether the parameters lie in pinned CPU memory, from where FSDP2 copies them to the device
-            to gather them; needs a GPU.
+        trainable: whether parameters get gradients.
+        offload: whether the parameters are in pinned CPU memory, from which FSDP2 copies them to the device
+            when it gathers them; needs a GPU.
 
     Raises:
-        ConfigError: an unknown architecture; a value model where a language model is needed; seq_len beyond
-            the model's context; degrees that the model can't be cut into.
+        ConfigError: an unknown model type; a value model where a language model is needed; seq_len beyond
+            the model's context; degrees by which the model can't be sharded.
     """
     config = read_config(folder)
     if training.seq_len > config.max_length:
@@ -91,15 +95,15 @@ def build_model(
     tied = config.tied and not is_value_model
     heads = heads or {}
     weights = tuple(heads.values()) or (1.0,)
-    scalar = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
-    kind = ActorCriticHead if head == "shared" else TokenHead
-    vocabulary = kind.Config(in_features=config.dim, out_features=config.vocab_size)
+    value_head = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
+    head_class = ActorCriticHead if head == "shared" else TokenHead
+    token_head = head_class.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
-        head=scalar if is_value_model else vocabulary,
+        head=value_head if is_value_model else token_head,
         max_length=training.seq_len,
-        # Stages hold a copy each, see titanrl.engine.weights.tying.
+        # Pipeline stages hold a copy each: see titanrl.engine.weights.tying.
         tied=tied and not pipelined,
     )
     set_sharding(
@@ -112,10 +116,10 @@ def build_model(
     torch.set_default_dtype(TORCH_DTYPE_MAP[dtype or training.dtype])
     try:
         with torch.device("meta"):
-            whole = spec.model.build()
+            decoder = spec.model.build()
     finally:
         torch.set_default_dtype(previous)
-    whole.requires_grad_(trainable)
+    decoder.requires_grad_(trainable)
     compile_config = CompileConfig(
         enable=compile.enable, components=list(compile.components), backend=compile.backend
     )
@@ -144,7 +148,7 @@ def build_model(
         rename_head(model.adapter)
     if pipelined:
         schedule, model.parts, model.is_first, model.is_last = spec.pipelining_fn(
-            whole,
+            decoder,
             device=mesh.device,
             model_config=spec.model,
             parallelize_fn=spec.parallelize_fn,
@@ -154,33 +158,33 @@ def build_model(
         model.stages = getattr(schedule, "_stages", None) or [schedule._stage]
         model.schedule_name = mesh.parallelism.pipeline_parallel_schedule
     elif needs_fsdp(mesh.world_size, dtype or training.dtype, training, offload=offload):
-        model.parts = [spec.parallelize_fn(whole, **options)]
+        model.parts = [spec.parallelize_fn(decoder, **options)]
     else:
-        model.parts = [_bare(whole, mesh, options["ac_config"], compile_config)]
+        model.parts = [_without_parallelism(decoder, mesh, options["ac_config"], compile_config)]
     for part in model.parts:
         allocate(part, mesh.device, offload=offload)
         if pipelined:
             part._skip_lm_head = True
     for module in model.fsdp_modules():
-        # gloo has no PREMUL_SUM; a plain sum is what is wanted anyway.
+        # gloo has no PREMUL_SUM; gradients are plain sums anyway.
         module.set_force_sum_reduction_for_comms(True)
         if mesh.world_size == 1:
-            # TorchTitan asks for a division by 1, a pass over all gradients where nothing is communicated.
+            # TorchTitan divides by 1: a pass over all gradients although nothing is communicated.
             module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
         if mesh.single_dp_rank and mesh.parallelism.fsdp_reshard_after_forward == "default":
-            # Nothing is sharded: freeing would only mean casting the weights once more.
+            # Nothing is sharded: resharding would only cast the weights once more.
             module.set_reshard_after_forward(False, recurse=False)
     load_folder(model, folder)
     return model
 
 
-def _bare(
+def _without_parallelism(
     model: Decoder,
     mesh: Mesh,
     activation_checkpoint: FullAC.Config | SelectiveAC.Config | None,
     compile_config: CompileConfig,
 ) -> Decoder:
-    """Returns the model with what TorchTitan's parallelize functions do but for parallelism."""
+    """Applies what TorchTitan's parallelize functions do besides parallelism, and returns the model."""
     if activation_checkpoint is not None:
         activation_checkpoint.build(dump_folder="").apply(model)
     if compile_config.enable and "model" in compile_config.components:
@@ -189,15 +193,15 @@ def _bare(
 
 
 def _no_loss(*_: Any) -> Any:
-    raise AssertionError("the schedule that TorchTitan built only brings the stages")
+    raise AssertionError("the schedule that TorchTitan builds is used for its stages only")
 
 
 def _activation_checkpoint(table: ActivationCheckpoint) -> FullAC.Config | SelectiveAC.Config | None:
     if table.mode == "none":
         return None
-    kind = FullAC if table.mode == "full" else SelectiveAC
+    policy = FullAC if table.mode == "full" else SelectiveAC
     return replace(
-        kind.Config(),
+        policy.Config(),
         preserve_rng_state=table.preserve_rng_state,
         determinism_check=table.determinism_check,
     )

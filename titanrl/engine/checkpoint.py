@@ -1,7 +1,7 @@
-"""Distributed checkpoints through TorchTitan's CheckpointManager, with whatever else a run must remember.
+"""Distributed checkpoints through TorchTitan's CheckpointManager: models, optimizers and the run's state.
 
-A checkpoint counts once its ``.metadata`` exists, which is renamed into place after every rank's data is on
-disk: a run killed at any moment finds its previous checkpoint whole.
+A checkpoint is complete once its ``.metadata`` exists, which is renamed into place after the data of every
+rank is on disk: a run that is killed at any time still has its previous checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from titanrl.protocols import Stateful
 
 __all__ = ["Checkpoints", "has_checkpoint"]
 
-FULL = 64 * 2**20
-"""Free bytes below which a disk counts as full."""
+FULL_DISK_BYTES = 64 * 2**20
+"""Free space below which a disk counts as full."""
 CRITIC = "critic"
-"""Beginning of the names under which a checkpoint holds the critic; the policy's have none."""
+"""Prefix of the critic's names in a checkpoint; the policy's names have no prefix."""
 
 
 class Checkpoints:
@@ -45,15 +45,21 @@ class Checkpoints:
         critic: Learner | None,
         state: Stateful | None,
     ) -> None:
-        """Args:
-        folder: holds a folder ``step-<n>`` for each checkpoint. state: saved for each rank by itself.
+        """Builds the checkpoint manager.
+
+        Args:
+            table: [checkpoint].
+            folder: holds a folder ``step-<n>`` for each checkpoint.
+            policy: the trained policy.
+            critic: the trained critic; None: there is none.
+            state: further state, saved separately for each rank; None: there is none.
         """
         self._interval, self._folder = table.interval, folder
         self._written = 0
         states: dict[str, Any] = {"loop": RankState(state)}
         if critic is not None:
             states |= {
-                CRITIC: ModelWrapper(critic.role.model.parts),
+                CRITIC: ModelWrapper(critic.scoring_model.model.parts),
                 f"{CRITIC}_optimizer": critic.optimizers,
                 f"{CRITIC}_lr_scheduler": critic.schedule.schedulers,
             }
@@ -61,14 +67,14 @@ class Checkpoints:
             CheckpointManager.Config(
                 enable=table.enable,
                 folder=folder.name,
-                # Whether a checkpoint is due is decided here, as the last step must be a full one too.
+                # Decided in save() instead: the last step must write a full checkpoint too.
                 interval=1,
                 keep_latest_k=table.keep_latest_k,
                 async_mode=table.async_mode,
                 initial_load_model_only=False,
             ),
             dataloader=None,
-            model_parts=policy.role.model.parts,
+            model_parts=policy.scoring_model.model.parts,
             optimizers=policy.optimizers,
             lr_schedulers=policy.schedule.schedulers,
             states=states,
@@ -77,32 +83,39 @@ class Checkpoints:
         )
 
     def save(self, step: int, *, last: bool = False) -> bool:
-        """Writes a checkpoint if one is due after ``step`` finished steps; returns whether. A collective.
+        """Writes a checkpoint if one is due after ``step`` finished steps; a collective.
+
+        Args:
+            step: number of finished steps.
+            last: whether to write one in any case.
+
+        Returns:
+            Whether a checkpoint was written.
 
         Raises:
-            TrainingError: the disk is full, be it for the one before, which was still being written.
+            TrainingError: the disk is full, possibly while the previous checkpoint was being written.
         """
         if not self._manager.enable or not (last or step % self._interval == 0):
             return False
         self._wait()
         if dist.get_rank() == 0:
-            # A repeated step is written over its old files; without its mark a half-written mix is not taken
-            # for whole.
+            # A repeated step overwrites its old files; without its .metadata a half-written mix does not
+            # count as complete.
             (self._folder / f"step-{step}" / ".metadata").unlink(missing_ok=True)
         dist.barrier()
-        with self._full_disk_named(step):
+        with self._reporting_full_disk(step):
             saved = bool(self._manager.save(step))
-            # A copy that is made beside training would hold some weights of the next step.
+            # Wait for the copy in memory: the next step would change weights that are not copied yet.
             self._manager.maybe_wait_for_staging()
         self._written = step
         return saved
 
     def load(self, step: int = -1) -> bool:
-        """Restores the checkpoint of ``step``, or the newest whole one; returns whether there was one."""
+        """Restores the checkpoint of ``step``, or the newest complete one; returns whether there was one."""
         return bool(self._manager.load(step))
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written.
+        """Waits until the checkpoint that is being written is complete.
 
         Raises:
             TrainingError: the disk is full.
@@ -111,27 +124,27 @@ class Checkpoints:
         self._manager.close()
 
     def _wait(self) -> None:
-        with self._full_disk_named(self._written):
+        with self._reporting_full_disk(self._written):
             self._manager.maybe_wait_for_saving()
 
     @contextmanager
-    def _full_disk_named(self, step: int) -> Iterator[None]:
+    def _reporting_full_disk(self, step: int) -> Iterator[None]:
         try:
             yield
         except (CheckpointException, OSError) as error:
-            if (free := shutil.disk_usage(self._folder).free) > FULL:
+            if (free := shutil.disk_usage(self._folder).free) > FULL_DISK_BYTES:
                 raise
             raise TrainingError(
                 f"the disk of {str(self._folder)!r} is full, {free >> 20} MiB are free: the checkpoint of "
                 f"step {step} does not fit. Free some space, or keep fewer with [checkpoint] keep_latest_k, "
-                "and go on from the newest whole checkpoint with --resume."
+                "and continue from the newest complete checkpoint with --resume."
             ) from error
 
 
 class RankState(Stateful):
-    """One object of each rank as bytes.
+    """The state of one object on each rank as bytes.
 
-    Its structure may change from step to step, which DCP's keys may not.
+    Its structure may change from step to step, unlike the keys of a distributed checkpoint.
     """
 
     def __init__(self, state: Stateful | None) -> None:
@@ -146,7 +159,7 @@ class RankState(Stateful):
         if state_dict["world_size"] != dist.get_world_size():
             raise ConfigError(
                 f"the checkpoint was written by {state_dict['world_size']} processes, got "
-                f"{dist.get_world_size()}; resume with as many."
+                f"{dist.get_world_size()}; resume with the same number."
             )
         if self._state is not None:
             data = io.BytesIO(state_dict[f"rank-{dist.get_rank()}"])
@@ -154,5 +167,5 @@ class RankState(Stateful):
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether ``folder`` holds a whole checkpoint."""
+    """Whether ``folder`` holds a complete checkpoint."""
     return any((path / ".metadata").is_file() for path in folder.glob("step-*"))

@@ -1,4 +1,4 @@
-"""The models' life on the mesh: scored, updated, streamed out, saved, restored."""
+"""The training engine: forward passes, optimizer steps, weight export and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from titanrl.engine.heads.token import compiled_kernels
 from titanrl.engine.lazy_reference import LazyReference
 from titanrl.engine.learner import Learner
 from titanrl.engine.mesh import build_mesh
-from titanrl.engine.scoring_model import ScoringModel, gathered
+from titanrl.engine.scoring_model import ScoringModel, unsharded_parameters
 from titanrl.engine.settings import EngineConfig, FrozenModel
 from titanrl.engine.weights import hf_folder
-from titanrl.engine.weights.replica import full_parameters
+from titanrl.engine.weights.full_parameters import full_parameters
 from titanrl.engine.weights.stream import iter_state_dict
 from titanrl.ops.row_kernels import EAGER
 from titanrl.protocols import Stateful
@@ -33,7 +33,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:
-    """A policy that learns, maybe a critic, the frozen models beside them, and their checkpoints.
+    """The trained policy, an optional trained critic, the frozen models, and their checkpoints.
 
     Every public method is a collective unless it says otherwise.
     """
@@ -45,13 +45,15 @@ class Engine:
         state: Stateful | None = None,
         checkpoints: Path | None = None,
     ) -> None:
-        """Joins the process group, builds and loads the models.
+        """Initializes the process group, builds and loads the models.
 
         Args:
-            state: what else each rank's checkpoint holds. checkpoints: their folder; None: nothing is saved.
+            config: what the engine computes.
+            state: further state of each rank that a checkpoint holds.
+            checkpoints: folder of the checkpoints; None: nothing is saved.
 
         Raises:
-            ConfigError: a model, mesh or size that cannot be.
+            ConfigError: a model, mesh or size that is not possible.
         """
         self._config = config
         self._mesh = build_mesh(config.parallelism)
@@ -60,27 +62,27 @@ class Engine:
         self._backend = config.compile.backend if compiles else None
         self.temperature = config.temperature
         """Divides the logits of all models in every later pass; a sampler may change it between steps."""
-        role = self._role(config.model, head=config.policy_head, heads=config.heads)
-        self.policy = self._trainee(role, config.optimizer, config.lr_scheduler, config.steps)
+        scoring_model = self._scoring_model(config.model, head=config.policy_head, heads=config.heads)
+        self.policy = self._learner(scoring_model, config.optimizer, config.lr_scheduler, config.steps)
         critic = config.critic
         self.critic: Learner | None = None
-        """The value model that learns beside the policy; None: there is none, or it is the policy's head."""
+        """The value model that is trained with the policy; None: there is none, or it is a head of it."""
         if critic is not None and critic.path is not None:
-            role = self._role(critic.path, head="value")
-            self.critic = self._trainee(role, critic.optimizer, critic.lr_scheduler, critic.steps)
+            scoring_model = self._scoring_model(critic.path, head="value")
+            self.critic = self._learner(scoring_model, critic.optimizer, critic.lr_scheduler, critic.steps)
         self.frozen: dict[str, ScoringModel | LazyReference] = {
             name: self._frozen(each) for name, each in config.frozen.items()
         }
-        """Models that are only scored, by the name of their role: the reference, a teacher."""
+        """Models that only score, by role: the reference, the teacher."""
         self._checkpoints = None
         if checkpoints is not None:
             self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, self.critic, state)
 
-    def _trainee(
-        self, role: ScoringModel, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int
+    def _learner(
+        self, scoring_model: ScoringModel, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int
     ) -> Learner:
         return Learner(
-            role,
+            scoring_model,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             steps=steps,
@@ -89,10 +91,10 @@ class Engine:
         )
 
     def _frozen(self, model: FrozenModel) -> ScoringModel | LazyReference:
-        """Returns a frozen model; one that is the policy at first is loaded when that has moved."""
+        """Returns a frozen model; one with the policy's initial weights is loaded at the first update."""
         training = self._config.training
         load = partial(
-            self._role,
+            self._scoring_model,
             model.path,
             frozen_dtype=model.dtype,
             top_k=model.top_k,
@@ -104,7 +106,7 @@ class Engine:
             return LazyReference(self.policy, load)
         return load()
 
-    def _role(
+    def _scoring_model(
         self,
         folder: str,
         *,
@@ -151,7 +153,7 @@ class Engine:
 
     @property
     def dp_rank(self) -> int:
-        """This rank's number among those with different rows."""
+        """Index of this rank among the ranks with different rows."""
         return self._mesh.dp_rank
 
     @property
@@ -160,12 +162,12 @@ class Engine:
 
     @property
     def dp_group(self) -> dist.ProcessGroup | None:
-        """Over which rows are exchanged; None where dp_degree is 1."""
+        """The ranks with different rows; None where dp_degree is 1."""
         return self._mesh.dp_group
 
     @property
     def row_groups(self) -> list[dist.ProcessGroup]:
-        """Over which ranks with the same rows reach each other, axis by axis; none where each has its own."""
+        """One group per mesh axis of the ranks with the same rows; empty if every rank has its own."""
         return self._mesh.row_groups
 
     @property
@@ -175,20 +177,20 @@ class Engine:
     @property
     def is_tied(self) -> bool:
         """Whether head and embedding are one parameter, which ``weights`` yields as the embedding alone."""
-        return self.policy.role.model.tied
+        return self.policy.scoring_model.model.tied
 
     @property
     def modules(self) -> list[torch.nn.Module]:
         """The policy's TorchTitan Decoders on this rank, weights sharded: one, or the pipeline's stages."""
-        return list(self.policy.role.model.parts)
+        return list(self.policy.scoring_model.model.parts)
 
     def is_policy(self, name: str) -> bool:
-        """Whether the frozen model of that name has the policy's weights, as nothing has been trained yet."""
+        """Whether the frozen model of that role shares the policy's weights because no update was made."""
         model = self.frozen[name]
         return isinstance(model, LazyReference) and model.is_policy
 
     def score(self, rows: TensorDict, keys: tuple[str, ...] = ("logprob",)) -> dict[str, torch.Tensor]:
-        """Returns the policy's outputs before the update: see Role.score."""
+        """Returns the policy's outputs at its current weights: see ScoringModel.score."""
         return self.policy.score(rows, keys)
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
@@ -196,59 +198,67 @@ class Engine:
         return self.policy.update(rows, objective, coefficients)
 
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
-        """Returns the metrics' (sum, count) over all ranks of an update that is not made: see Updater."""
+        """Returns the metrics' (sum, count) over all ranks without an update: see Updater."""
         return self.policy.measure(rows, objective, coefficients)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (Hugging Face name, full master weight) one after the other, on every rank.
+        """Yields (Hugging Face name, full master weight), one tensor at a time, on every rank.
 
-        Consume it whole. What must travel between ranks is rounded to ``dtype`` first, if there is one.
+        Exhaust the iterator: it runs collectives.
+
+        Args:
+            dtype: precision in which shards are sent between ranks; None: that of the master weights.
         """
-        return iter_state_dict(self.policy.role.model, self._mesh.pp_group, dtype)
+        return iter_state_dict(self.policy.scoring_model.model, self._mesh.pp_group, dtype)
 
     @contextmanager
     def inference(self) -> Iterator[list[torch.nn.Module]]:
-        """Lends the policy's modules with whole weights in compute precision, without gradients, for
-        decoding; a collective. Under tensor, pipeline or expert parallelism they are a copy.
+        """Yields the policy's modules with full parameters in compute precision, without gradients.
 
-        Call a whole part, ``parts[0](tokens, positions=..., attention_masks=None)`` -> logits [B, L, V], or
+        A collective, for decoding. Under tensor, pipeline or expert parallelism the modules are a copy.
+
+        Call a part, ``parts[0](tokens, positions=..., attention_masks=None)`` -> logits [B, L, V], or
         its submodules one by one (``part.layers["0"]``, ``part.norm``, ``part.lm_head``) by their
-        ``.forward``: that skips FSDP's hooks, which would only cost time here. No collective happens inside,
-        so ranks may decode different numbers of tokens. Weights are plain tensors and not to be kept beyond
-        the block.
+        ``.forward``, which skips FSDP's hooks and their cost. No collective runs inside the block, so ranks
+        may decode different numbers of tokens. Weights are plain tensors and are not valid after the block.
         """
-        role, dims = self.policy.role, self._mesh.dims
+        scoring_model, dims = self.policy.scoring_model, self._mesh.dims
         if not (dims.tp_enabled or dims.pp_enabled or dims.ep_enabled):
-            with gathered(role):
+            with unsharded_parameters(scoring_model):
                 yield self.modules
             return
         training = self._config.training
         with full_parameters(
-            role.model, self._mesh, max_length=training.seq_len, dtype=training.mixed_precision_param
-        ) as whole:
-            yield [whole]
+            scoring_model.model, self._mesh, max_length=training.seq_len, dtype=training.mixed_precision_param
+        ) as decoder:
+            yield [decoder]
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
-        """Writes the policy as a Hugging Face folder."""
-        hf_folder.export(self.policy.role.model, self._mesh.pp_group, folder, dtype=dtype)
+        """Writes the policy as a Hugging Face folder: see weights.hf_folder.export."""
+        hf_folder.export(self.policy.scoring_model.model, self._mesh.pp_group, folder, dtype=dtype)
 
     def save(self, step: int, *, last: bool = False) -> bool:
         """Writes a checkpoint if one is due after ``step`` finished steps, always if ``last``.
 
-        Returns whether.
+        Returns:
+            Whether a checkpoint was written.
         """
         return self._checkpoints is not None and self._checkpoints.save(step, last=last)
 
     def load(self, step: int = -1) -> bool:
-        """Restores everything from the newest whole checkpoint, or that of ``step``.
+        """Restores models, optimizers, schedules and state.
 
-        Returns whether there was one.
+        Args:
+            step: of the checkpoint; -1: the newest complete one.
+
+        Returns:
+            Whether there was such a checkpoint.
         """
-        found = self._checkpoints is not None and self._checkpoints.load(step)
-        self.policy.is_updated |= found
-        return found
+        is_loaded = self._checkpoints is not None and self._checkpoints.load(step)
+        self.policy.is_updated |= is_loaded
+        return is_loaded
 
     def close(self) -> None:
-        """Finishes writing; the process group stays, others may use it."""
+        """Finishes writing checkpoints; the process group stays initialized."""
         if self._checkpoints is not None:
             self._checkpoints.close()

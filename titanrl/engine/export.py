@@ -1,4 +1,4 @@
-"""A run's newest weights as a Hugging Face folder: the trained model's, or its critic's."""
+"""Writes a run's newest policy or critic as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from titanrl.report.folder import RunFolder
 __all__ = ["checkpoint_of", "export_run"]
 
 
-def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
+def export_run(run: Path, output: Path, *, critic: bool = False) -> Path:
     """Writes the newest checkpoint of a run into a new folder that transformers loads, and returns it.
 
-    One process is enough, however many trained; several do it together.
+    Any number of processes may call it, however many trained; several work together.
 
     Args:
+        run: the run's folder.
+        output: the new folder.
         critic: whether to write the critic, a value model, instead of the policy.
 
     Raises:
@@ -30,29 +32,29 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
     from titanrl.engine.restore import load_weights
 
     checkpoint = checkpoint_of(run)
-    if to.exists():
-        raise ConfigError(f"--to must name a new folder, got {str(to)!r}, which exists.")
+    if output.exists():
+        raise ConfigError(f"--output must name a new folder, got {str(output)!r}, which exists.")
     config = EngineConfig.of(load(RunFolder(run).config))
     if critic:
         if config.critic is None:
             raise ConfigError(f"{run} trained no critic; drop --critic to write its policy.")
         if config.critic.path is None:
             raise ConfigError(
-                f"{run} trained its critic as a head on the policy's body, [critic] shared = true: it is no "
-                "model by itself; drop --critic to write its policy."
+                f"{run} trained its critic as a head on the policy's backbone ([critic] shared = true), "
+                "which is not a model of its own; drop --critic to write its policy."
             )
         config = replace(config, model=config.critic.path, head="value")
     init_distributed()
     engine = Engine(replace(config, parallelism=Parallelism(), critic=None, frozen={}))
     load_weights(engine.modules, checkpoint, critic=critic)
-    # Of several ranks the first one writes.
-    with atomic_folder(to) if engine.rank == 0 else nullcontext(to) as folder:
+    # Only the first rank writes.
+    with atomic_folder(output) if engine.rank == 0 else nullcontext(output) as folder:
         engine.export(folder)
-    return to
+    return output
 
 
 def checkpoint_of(run: Path) -> Path:
-    """Returns the newest whole checkpoint of a run folder.
+    """Returns the newest complete checkpoint of a run folder.
 
     Raises:
         ConfigError: no run, or no checkpoint.
@@ -64,5 +66,7 @@ def checkpoint_of(run: Path) -> Path:
         raise ConfigError(f"{run} is no run folder: it has no {folder.config.name}.")
     checkpoint = newest_checkpoint(folder.checkpoints)
     if checkpoint is None:
-        raise ConfigError(f"{run} holds no whole checkpoint; let it reach one, see [checkpoint] interval.")
+        raise ConfigError(
+            f"{run} holds no complete checkpoint; train on until one is written, see [checkpoint] interval."
+        )
     return checkpoint

@@ -1,4 +1,4 @@
-"""What this process does with memory that it has freed, where the C library is glibc."""
+"""How the C library, where it is glibc, handles memory that this process has freed."""
 
 from __future__ import annotations
 
@@ -14,51 +14,54 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def tune_malloc() -> None:
-    """Lets the C library keep freed memory for this process, where it is glibc's.
+    """Makes glibc keep freed memory for this process.
 
-    By default a large activation comes fresh from the kernel each time and is cleared page by page, a tenth
-    of an update's time on a CPU.
+    By default every large activation is new memory from the kernel, which clears it page by page: a tenth of
+    an update's time on a CPU.
     """
-    allow = _of_libc("mallopt")
+    mallopt = _libc_function("mallopt")
     for option, size in ((M_MMAP_THRESHOLD, 32 * 2**20), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
-        allow(option, size)
+        mallopt(option, size)
 
 
 class MallocTrimmer:
-    """What the C library keeps of freed memory, where it is glibc's.
+    """Returns freed memory that glibc keeps to the kernel once this process has grown.
 
-    What was freed in pieces is seldom used again by tensors of other sizes, so it would add to the next
-    peak; what is used again must not come fresh from the kernel each time.
+    Memory freed in pieces is seldom reused by tensors of other sizes, so it would add to the next peak;
+    memory that is reused should stay with the process.
     """
 
     def __init__(self) -> None:
-        self._held = 0
+        self._resident = 0
 
     def return_growth(self) -> None:
-        """Gives it to the kernel if this process holds a sixteenth more than when that was done last."""
+        """Trims if this process holds a sixteenth more memory than at the last trim."""
         try:
-            held = resident_bytes("VmRSS")
+            resident = resident_bytes("VmRSS")
         except OSError:
             return
-        if held > self._held * 17 / 16:
-            self._held = held
-            _of_libc("malloc_trim")(0)
+        if resident > self._resident * 17 / 16:
+            self._resident = resident
+            _libc_function("malloc_trim")(0)
 
 
 def resident_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
-    """Returns what of this process is in memory, or the most that ever was.
+    """Returns the resident memory of this process, or its peak.
 
-    The most is not ``ru_maxrss``, which a new process inherits from the one that started it.
+    The peak is not ``ru_maxrss``, which a new process inherits from its parent.
+
+    Args:
+        key: "VmRSS" for the present, "VmHWM" for the peak.
 
     Raises:
-        OSError: the kernel doesn't tell.
+        OSError: the kernel has no /proc/self/status.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def _of_libc(name: str) -> Callable[..., object]:
-    """Returns a function of the C library, or one that does nothing where it has none of that name."""
+def _libc_function(name: str) -> Callable[..., object]:
+    """Returns a function of the C library, or one that does nothing if the library lacks it."""
     try:
         function: Callable[..., object] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""A role that learns: its optimizers, learning-rate schedule and updates."""
+"""A trained model: its optimizers, learning-rate schedule and updates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Learner"]
 
 
 class Learner:
-    """A model whose weights move, and what moves them."""
+    """A scoring model with the optimizers that train it."""
 
     def __init__(
         self,
-        role: ScoringModel,
+        scoring_model: ScoringModel,
         *,
         optimizer: Optimizer,
         lr_scheduler: LRScheduler,
@@ -28,20 +28,28 @@ class Learner:
         max_norm: float,
         backend: str | None,
     ) -> None:
-        """Args:
-        steps: optimizer steps of the run, for the learning-rate schedule.
-        max_norm, backend: see Updater.
+        """Builds the optimizers, the schedule and the updater.
+
+        Args:
+            scoring_model: the model to train.
+            optimizer: its table.
+            lr_scheduler: its table.
+            steps: optimizer steps of the run, for the learning-rate schedule.
+            max_norm: see Updater.
+            backend: see Updater.
         """
-        self.role = role
-        self.optimizers = build_optimizers(optimizer, role.model.parts)
+        self.scoring_model = scoring_model
+        self.optimizers = build_optimizers(optimizer, scoring_model.model.parts)
         self.schedule = build_schedule(lr_scheduler, self.optimizers, steps)
-        self._updater = Updater(role, self.optimizers, self.schedule, max_norm=max_norm, backend=backend)
+        self._updater = Updater(
+            scoring_model, self.optimizers, self.schedule, max_norm=max_norm, backend=backend
+        )
         self.is_updated = False
-        """Whether the weights are others than those of the model's folder."""
+        """Whether the weights differ from those of the model's folder."""
 
     def score(self, rows: TensorDict, keys: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        """Returns the model's outputs before the update: see Role.score."""
-        return self.role.score(rows, keys)
+        """Returns the model's outputs at its current weights: see ScoringModel.score."""
+        return self.scoring_model.score(rows, keys)
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks: see Updater."""
@@ -50,5 +58,5 @@ class Learner:
         return metrics
 
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
-        """Returns the metrics of an update that is not made: see Updater."""
+        """Returns the metrics without an update: see Updater."""
         return self._updater.measure(rows, objective, coefficients)

@@ -1,4 +1,4 @@
-"""This process among the others: process group, device, threads, and TorchTitan's mesh."""
+"""Process group, device, threads, and TorchTitan's mesh."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from titanrl.models.mesh_checks import mesh_problems
 __all__ = ["Mesh", "build_mesh", "set_threads", "init_distributed"]
 
 TIMEOUT = timedelta(minutes=30)
-"""A rank may sample, score and save while the others wait."""
+"""Long enough for one rank to sample, score and save while the other ranks wait in a collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Where this rank stands."""
+    """The device mesh and this rank's coordinates on it."""
 
     dims: ParallelDims
     parallelism: ParallelismConfig
-    """TorchTitan's own table, as its parallelize functions read it."""
+    """TorchTitan's own table, which its parallelize functions read."""
     device: torch.device
     rank: int
     world_size: int
     dp_rank: int
     dp_degree: int
-    """Ranks that hold different rows."""
+    """Number of ranks that hold different rows."""
     dp_group: dist.ProcessGroup | None
-    """Over which rows are exchanged and metrics summed; None where dp_degree is 1."""
+    """Group in which rows are gathered and metrics summed; None where dp_degree is 1."""
 
     @property
     def single_dp_rank(self) -> bool:
-        """Whether no other rank shares this one's weights by data parallelism."""
+        """Whether there is no data parallelism, so that FSDP shards and replicates nothing."""
         return int(self.dims.dp_replicate * self.dims.dp_shard) == 1
 
     @property
     def row_groups(self) -> list[dist.ProcessGroup]:
-        """Over which ranks with the same rows reach each other, axis by axis."""
+        """One group per mesh axis of the ranks with the same rows."""
         meshes = [self.dims.get_optional_mesh(axis) for axis in ("pp", "tp")]
         return [mesh.get_group() for mesh in meshes if mesh is not None]
 
@@ -59,10 +59,13 @@ class Mesh:
 
 
 def build_mesh(table: Parallelism) -> Mesh:
-    """Joins the process group that torchrun describes in the environment, or makes one of a single process.
+    """Returns the mesh of the processes that torchrun started, or of a single process.
+
+    Args:
+        table: the parallelism degrees.
 
     Raises:
-        ConfigError: degrees that don't make a mesh of the processes started.
+        ConfigError: the degrees don't multiply to the number of processes.
     """
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -96,7 +99,7 @@ def build_mesh(table: Parallelism) -> Mesh:
 
 
 def init_distributed() -> torch.device:
-    """Returns this rank's device, with the process group up: torchrun's, or one of a single process."""
+    """Initializes the process group of torchrun, or of a single process; returns this rank's device."""
     device = _device()
     if device.type == "cpu":
         tune_malloc()
@@ -112,12 +115,13 @@ def init_distributed() -> torch.device:
 
 
 def set_threads(local_world_size: int | None = None) -> int:
-    """Shares this machine's cores among its ranks and returns the threads of each.
+    """Divides this machine's cores among its ranks and returns the number of threads per rank.
 
-    torchrun sets OMP_NUM_THREADS=1, and vLLM in this process sets what it likes: call it after both.
+    Call it after torchrun and vLLM: torchrun sets OMP_NUM_THREADS=1, and vLLM changes the number of threads
+    of its process.
 
     Args:
-        local_world_size: ranks on this machine; omitted: what torchrun says, or 1.
+        local_world_size: ranks on this machine; None: torchrun's number, or 1.
     """
     if local_world_size is None:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

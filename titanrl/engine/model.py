@@ -21,24 +21,25 @@ __all__ = ["Model"]
 
 @dataclass(slots=True)
 class Model:
-    """A model on the mesh. Pipeline stages of this rank are its parts; without pipelining there is one."""
+    """A model on the mesh. Its parts are this rank's pipeline stages; one without pipeline parallelism."""
 
     parts: list[Decoder]
     adapter: StateDictAdapter
     config: HFConfig
     tied: bool
-    """Whether head and embedding are one parameter, of which both ends of a pipeline have a copy."""
+    """Whether head and embedding are one parameter; both ends of a pipeline hold a copy."""
     heads: Mapping[str, float]
-    """Names and weights of scalar heads, where there are several."""
+    """Names and weights of scalar heads if there are several."""
     is_value_model: bool
-    """Whether the head is scalar, wherever in the pipeline it is."""
+    """Whether the head is scalar, on whichever pipeline stage it is."""
     folder: str
     stages: list[Any] = field(default_factory=list)
-    """Pipeline stages of this rank, torch's wrappers of the parts; none without pipelining."""
+    """Torch's wrappers of the parts as pipeline stages; empty without pipeline parallelism."""
     schedule_name: str = ""
     schedule: Any = None
-    """The pipeline schedule last used, and the number and length of micro-batches it is for."""
+    """The pipeline schedule last used."""
     schedule_sizes: tuple[int, int] = (0, 0)
+    """Number and length of the micro-batches that the schedule was built for."""
     is_first: bool = True
     """Whether this rank holds the embedding."""
     is_last: bool = True
@@ -57,7 +58,9 @@ class Model:
         return self.parts[0].config.first_attention.inner_attention
 
     def fsdp_modules(self) -> list[FSDPModule]:
+        """Returns the modules that FSDP2 wraps."""
         return [module for part in self.parts for module in part.modules() if isinstance(module, FSDPModule)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
+        """Returns the parameters of this rank's parts."""
         return [parameter for part in self.parts for parameter in part.parameters()]

@@ -13,7 +13,7 @@ __all__ = ["Schedule", "build_optimizers", "build_schedule"]
 
 
 def build_optimizers(table: Optimizer, parts: list[Decoder]) -> OptimizersContainer:
-    """Returns one optimizer a pipeline part, all parameters in one group."""
+    """Returns one optimizer per pipeline part, with all parameters in one group."""
     group = ParamGroupConfig(
         pattern=".*",
         optimizer_name=table.name,
@@ -29,10 +29,7 @@ def build_optimizers(table: Optimizer, parts: list[Decoder]) -> OptimizersContai
 
 
 class Schedule:
-    """TorchTitan's learning-rate schedule, held at its end.
-
-    An update more than planned keeps the last rate.
-    """
+    """TorchTitan's learning-rate schedule, which keeps its last rate beyond its last step."""
 
     def __init__(self, schedulers: LRSchedulersContainer, total_steps: int) -> None:
         self.schedulers = schedulers
@@ -44,7 +41,7 @@ class Schedule:
 
 
 def build_schedule(table: LRScheduler, optimizers: OptimizersContainer, steps: int) -> Schedule:
-    """Returns the schedule over ``steps`` optimizer steps, unless the table gives its own number."""
+    """Returns the schedule over the table's total_steps, or over ``steps`` optimizer steps if it has none."""
     config = LRSchedulersContainer.Config(
         warmup_steps=table.warmup_steps,
         total_steps=table.total_steps,

@@ -1,4 +1,4 @@
-"""Metric sums added over the ranks."""
+"""Sums of metrics over ranks, and results of the last pipeline stage on every stage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ T = TypeVar("T")
 
 
 def reduce_sums(parts: Sequence[dict[str, torch.Tensor]], mesh: Mesh) -> Sums:
-    """Returns {name: (sum, count)} over all data-parallel ranks, the same on every rank; one device read.
+    """Returns {name: (sum, count)} over all data-parallel ranks, the same on every rank.
+
+    The device is synchronized once.
 
     Args:
-        parts: {name: [2] float64} of each micro-batch, the same names everywhere; none on the pipeline stages
-            without a head.
+        parts: {name: [2] float64} of each micro-batch, with the same names everywhere; empty on pipeline
+            stages without a head.
+        mesh: of the ranks.
     """
     result: Sums = {}
     if parts:
@@ -34,9 +37,9 @@ def reduce_sums(parts: Sequence[dict[str, torch.Tensor]], mesh: Mesh) -> Sums:
 
 
 def from_last_stage(value: T, pp_group: dist.ProcessGroup | None) -> T:
-    """Returns what the last pipeline stage holds, on every stage; small CPU things only."""
+    """Returns the last pipeline stage's ``value`` on every stage; for small CPU objects."""
     if pp_group is None:
         return value
-    box = [value]
-    dist.broadcast_object_list(box, group=pp_group, group_src=dist.get_world_size(pp_group) - 1)
-    return box[0]
+    objects = [value]
+    dist.broadcast_object_list(objects, group=pp_group, group_src=dist.get_world_size(pp_group) - 1)
+    return objects[0]

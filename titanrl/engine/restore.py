@@ -1,4 +1,4 @@
-"""The weights alone out of a checkpoint, whatever mesh wrote it."""
+"""Loads only the weights of a checkpoint, whatever mesh wrote it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ __all__ = ["load_weights", "newest_checkpoint"]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Returns the newest whole checkpoint in a run's folder of checkpoints."""
-    whole = [path for path in folder.glob("step-*") if (path / ".metadata").is_file()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    """Returns the newest complete checkpoint in a run's folder of checkpoints; None: there is none."""
+    complete = [path for path in folder.glob("step-*") if (path / ".metadata").is_file()]
+    return max(complete, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
 def load_weights(modules: Iterable[torch.nn.Module], checkpoint: Path, *, critic: bool = False) -> None:
-    """Fills the modules with a checkpoint's weights, and nothing else with anything else. A collective.
+    """Loads a checkpoint's weights into the modules, without optimizers or other state; a collective.
 
     Args:
-        critic: whether those of the critic are meant instead of the policy's.
+        modules: parts of the policy or the critic.
+        checkpoint: its folder.
+        critic: whether to load the critic's weights instead of the policy's.
     """
     for module in modules:
         state = module.state_dict()

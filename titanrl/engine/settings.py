@@ -1,4 +1,4 @@
-"""What an engine is made from."""
+"""Settings of the engine: models, training tables, parallelism."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["CriticModel", "EngineConfig", "FrozenModel"]
 
 @dataclass(frozen=True, slots=True)
 class FrozenModel:
-    """A model that is scored and never trained."""
+    """A model that scores and is never trained."""
 
     path: str
     """Hugging Face folder."""
     dtype: str = "float32"
     """Precision of its weights in memory."""
     top_k: int = 0
-    """Likeliest tokens of each trained position that it is scored for; a policy's head only."""
+    """Number of top-k tokens that it scores at each loss token; a policy's head only."""
     offload: bool = False
-    """Whether its weights wait in CPU memory for the passes that read them; without effect on a CPU."""
+    """Whether its weights stay in CPU memory between forward passes; no effect on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticModel:
-    """A value model that is trained beside the policy, or a head that is trained with it."""
+    """A value model that is trained with the policy, or a second head of the policy."""
 
     path: str | None
-    """Hugging Face folder of a value model, or of a language model that gets a new head; None: it is a second
-    head on the policy's body, and what follows is the policy's."""
+    """Hugging Face folder of a value model, or of a language model that gets a new head; None: the critic is
+    a second head on the policy's backbone, and the policy's optimizer trains it."""
     steps: int = 1
     """Its optimizer steps in the run, for the learning-rate schedule."""
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -51,21 +51,20 @@ class CriticModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that decides what the engine computes."""
+    """Everything that decides what the engine computes."""
 
     model: str
     """Hugging Face folder of the policy."""
     head: Literal["language", "value"] = "language"
-    """Which head the policy has: a value model is trained where it is scalar."""
+    """The policy's head: "value" trains a value model."""
     heads: Mapping[str, float] = field(default_factory=dict)
-    """Names and weights of several scalar heads; empty: there is one."""
+    """Names and weights of scalar heads; empty: one head."""
     critic: CriticModel | None = None
-    """None: there is none."""
+    """None: no critic."""
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
-    """Frozen models by the name of their role; each costs a further copy of the weights."""
+    """Frozen models by role; each holds a copy of its weights."""
     temperature: float = 1.0
-    """Divides the logits of policy and frozen models, > 0: that at which the answers are sampled; fixed ones
-    are scored at 1."""
+    """Divides the logits of policy and frozen models, > 0: the sampling temperature; 1 for offline data."""
     steps: int = 1
     """Optimizer steps of the policy in the run, for the learning-rate schedule."""
     training: Training = field(default_factory=Training)
@@ -78,12 +77,12 @@ class EngineConfig:
 
     @property
     def policy_head(self) -> Literal["language", "value", "shared"]:
-        """Which head the policy is built with: shared where it holds its critic's too."""
+        """The head that the policy is built with: "shared" includes the critic's."""
         return "shared" if self.critic is not None and self.critic.path is None else self.head
 
     @classmethod
     def of(cls, experiment: Experiment) -> EngineConfig:
-        """Returns the engine's part of an experiment."""
+        """Returns the engine's settings of an experiment."""
         loop, critic = experiment.loop, experiment.critic
         reference, teacher = experiment.reference, experiment.teacher
         updates, warmup = loop.minibatches * loop.epochs, 0 if critic is None else critic.warmup_steps

@@ -1,4 +1,4 @@
-"""One optimizer step: gradients of the objective summed over micro-batches and ranks, clipped, applied."""
+"""One optimizer step: gradients of the objective summed over micro-batches and ranks, then clipped."""
 
 from __future__ import annotations
 
@@ -27,89 +27,96 @@ from titanrl.registry import declared
 
 __all__ = ["Updater"]
 
-# Why, says titanrl.algorithm.objective.compiled; the head's kernels need it as well, and are compiled before.
+# See titanrl.algorithm.objective.compiled; the head's kernels need it too and are compiled earlier.
 torch._dynamo.config.specialize_float = True
 
 
 class Updater:
-    """Moves a role's weights."""
+    """Computes the gradients of an objective and steps the optimizers."""
 
     def __init__(
         self,
-        role: ScoringModel,
+        scoring_model: ScoringModel,
         optimizers: OptimizersContainer,
         schedule: Schedule,
         *,
         max_norm: float,
         backend: str | None,
     ) -> None:
-        """Args:
-        max_norm: bound of the gradient's norm; inf: none. backend: torch.compile's; None: objectives run as
-            they are.
+        """Keeps the model and its optimizers.
+
+        Args:
+            scoring_model: the trained model.
+            optimizers: of its parameters.
+            schedule: of the learning rate.
+            max_norm: bound of the gradient's norm; inf: no clipping.
+            backend: torch.compile's backend for objectives; None: they run eagerly.
         """
-        self._role, self._optimizers, self._schedule = role, optimizers, schedule
+        self._scoring_model, self._optimizers, self._schedule = scoring_model, optimizers, schedule
         self._max_norm, self._backend = max_norm, backend
         self._compiled: dict[Objective, Callable[..., Any]] = {}
-        self._freed = MallocTrimmer()
+        self._malloc_trimmer = MallocTrimmer()
 
     def update(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.
 
-        The gradient is that of the sum of ``objective`` over all rows of all ranks: how they are split
-        changes nothing. A step whose gradient is zero or not finite is left out and counted in
-        update/skipped.
+        The gradient is that of the sum of ``objective`` over all rows of all ranks, however they are split.
+        A step whose gradient is zero or not finite is skipped and counted in update/skipped.
 
         Args:
-            rows: this rank's share, whole groups, with loss_weight; may be empty.
+            rows: this rank's rows in complete groups, with loss_weight; may be empty.
+            objective: what is minimized.
             coefficients: beta of the KL term and eta of the entropy bonus.
         """
         self._optimizers.zero_grad()
-        if self._role.mesh.device.type == "cpu":
-            self._freed.return_growth()
+        if self._scoring_model.mesh.device.type == "cpu":
+            self._malloc_trimmer.return_growth()
         return self._sums(rows, objective, coefficients) | self._step()
 
     @torch.no_grad()
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
-        """Returns the metrics that ``update`` would without moving anything: for held-out rows."""
+        """Returns the metrics that ``update`` would return, without an update: for held-out rows."""
         sums = self._sums(rows, objective, coefficients)
-        self._role.reshard()
+        self._scoring_model.reshard()
         return sums
 
     def _sums(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Computes the objective over all micro-batches; back-propagates each where gradients are enabled."""
         reads_value = "value" in declared(objective.loss, "needs")
-        if reads_value != self._role.model.is_value_model:
-            has = "values alone" if self._role.model.is_value_model else "no values"
-            raise ValueError(f"{type(objective.loss).__name__} cannot train a model that computes {has}.")
+        if reads_value != self._scoring_model.model.is_value_model:
+            computes = "only values" if self._scoring_model.model.is_value_model else "no values"
+            raise ValueError(
+                f"{type(objective.loss).__name__} cannot train a model that computes {computes}."
+            )
         function = self._objective(objective)
-        numbers = torch.tensor(coefficients, dtype=torch.float32, device=self._role.mesh.device)
+        coefficient = torch.tensor(coefficients, dtype=torch.float32, device=self._scoring_model.mesh.device)
         sums: dict[int, dict[str, torch.Tensor]] = {}
         trains = torch.is_grad_enabled()
 
         def use(outputs: PolicyOutputs, micro_batch: MicroBatch) -> torch.Tensor | None:
             loss: torch.Tensor
-            loss, parts = function(outputs, micro_batch.batch, numbers)
-            # By identity: a pipeline calls for some micro-batches twice.
-            found = {name: torch.stack(pair).detach().double() for name, pair in parts.items()}
-            found["update/computed_tokens"] = torch.tensor(
+            loss, parts = function(outputs, micro_batch.batch, coefficient)
+            # By identity: a pipeline computes some micro-batches twice.
+            micro_sums = {name: torch.stack(pair).detach().double() for name, pair in parts.items()}
+            micro_sums["update/computed_tokens"] = torch.tensor(
                 [micro_batch.num_tokens, 1.0], dtype=torch.float64, device=loss.device
             )
-            sums[id(micro_batch)] = found
+            sums[id(micro_batch)] = micro_sums
             return loss if trains else None
 
-        micro_batches = self._role.micro_batches(rows, whole_groups=objective.couples_group)
+        micro_batches = self._scoring_model.micro_batches(rows, split_groups=not objective.couples_group)
         if declared(objective.loss, "couples_step"):
-            self._refuse_parts(sum(bool(len(each.rows)) for each in micro_batches))
-        self._role.run(micro_batches, use)
-        metrics = reduce_sums(list(sums.values()), self._role.mesh)
-        # Normalised by its weights already, and a plain count: the step's number is the sum of the parts, not
-        # their mean.
+            self._refuse_several_micro_batches(sum(bool(len(each.rows)) for each in micro_batches))
+        self._scoring_model.run(micro_batches, use)
+        metrics = reduce_sums(list(sums.values()), self._scoring_model.mesh)
+        # Losses are normalized by their weights already and tokens are counted: the step's value is the sum
+        # over micro-batches, not their mean.
         summed = {"loss/total", "critic/loss", "update/computed_tokens"} & metrics.keys()
         return metrics | {name: (metrics[name][0], 1.0) for name in summed}
 
-    def _refuse_parts(self, count: int) -> None:
-        """Raises where a loss that compares all rows of a step would see only some of them at once."""
-        ranks = self._role.mesh.dp_degree
+    def _refuse_several_micro_batches(self, count: int) -> None:
+        """Refuses to split the rows of a step for a loss that compares all of them."""
+        ranks = self._scoring_model.mesh.dp_degree
         if count > 1 or ranks > 1:
             raise ConfigError(
                 "[algorithm.loss] compares all pairs of an optimizer step, which must be one micro-batch on "
@@ -118,12 +125,12 @@ class Updater:
             )
 
     def _step(self) -> Sums:
-        """Clips, steps the optimizer, moves the schedule on.
+        """Clips the gradient, steps the optimizers and the schedule.
 
-        A gradient that is broken, or exactly zero, moves nothing: moments and weight decay would go on
-        without a signal.
+        A gradient that is not finite, or exactly zero, skips the optimizers: moments and weight decay would
+        act without a signal.
         """
-        model, mesh = self._role.model, self._role.mesh
+        model, mesh = self._scoring_model.model, self._scoring_model.mesh
         copy = share_gradient(model, mesh.pp_group)
         norm = clip_grad_norm_(
             [parameter for parameter in model.parameters() if parameter is not copy],
@@ -137,15 +144,15 @@ class Updater:
         value = float(norm)
         is_finite = math.isfinite(value)
         rate = float(self._optimizers.optimizers[0].param_groups[0]["lr"])
-        moves = is_finite and value > 0
-        if moves:
+        has_signal = is_finite and value > 0
+        if has_signal:
             self._optimizers.step()
         self._schedule.step()
         self._optimizers.zero_grad()
         return {
             "update/grad_norm": (value, 1.0) if is_finite else (0.0, 0.0),
             "update/lr": (rate, 1.0),
-            "update/skipped": (float(not moves), 1.0),
+            "update/skipped": (float(not has_signal), 1.0),
         }
 
     def _objective(self, objective: Objective) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import torch
 
 from titanrl.algorithm.pairs import preference_pairs
 from titanrl.engine import collectives
-from titanrl.ops.sequence import at_last_trainable
+from titanrl.ops.sequence import at_last_loss_token
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -48,7 +48,7 @@ def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
     mask = batch["loss_mask"]
     if "token_reward" in batch:
         return _calibration(batch["value"][mask].double().sigmoid(), batch["token_reward"][mask].double())
-    score, length = at_last_trainable(batch["value"], mask).double(), mask.sum(1).double()
+    score, length = at_last_loss_token(batch["value"], mask).double(), mask.sum(1).double()
     nonempty = mask.any(1)
     if not nonempty.any():
         return {}

@@ -1,4 +1,4 @@
-"""Model sources and what a model folder must hold; importing this reads no weight and no framework."""
+"""Model families, model folders and their sources; importing this loads no weights and no framework."""
 
 from titanrl.models.folder import ModelInfo, inspect, vocabulary
 from titanrl.models.sources import get, import_model

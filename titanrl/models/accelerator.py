@@ -1,4 +1,4 @@
-"""What this machine trains on, and telling TorchTitan so; import it before any module of torchtitan."""
+"""The device type of this machine, also for TorchTitan: import this before any module of torchtitan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def device_type() -> str:
 
 
 def computes_bfloat16() -> bool:
-    """Whether matrix products in bfloat16 are faster than in float32 here: any GPU, or a CPU with such
-    instructions.
+    """Whether matrix products in bfloat16 are faster than in float32: on GPUs, and CPUs with bfloat16 units.
 
     A CPU without them emulates bfloat16, several times slower than float32.
     """
@@ -26,19 +25,16 @@ def computes_bfloat16() -> bool:
     )
 
 
-def _tell_torchtitan() -> None:
-    """torchtitan 0.3.0 takes "cuda" for the device of a machine without a GPU.
-
-    The answer is read once, at import.
-    """
+def _set_torchtitan_device() -> None:
+    """Makes torchtitan 0.3.0, which assumes "cuda" everywhere, use "cpu"; it reads the device at import."""
     if torch.accelerator.is_available():
         return
-    ask = torch._utils._get_available_device_type
+    original = torch._utils._get_available_device_type
     torch._utils._get_available_device_type = lambda: "cpu"
     try:
         import torchtitan.tools.utils  # noqa: F401
     finally:
-        torch._utils._get_available_device_type = ask
+        torch._utils._get_available_device_type = original
 
 
-_tell_torchtitan()
+_set_torchtitan_device()

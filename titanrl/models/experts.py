@@ -1,4 +1,4 @@
-"""The experts of a mixture, in the precision that was asked for."""
+"""Experts that compute in the configured precision."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchtitan.models.common.moe import GroupedExperts
 
 __all__ = ["PreciseExperts"]
 
-# torchtitan 0.3.0 asks for a router in float32, which a CPU's autocast cannot promise: it computes in the
-# precision of the rest.
+# torchtitan 0.3.0 requests a router in float32, which CPU autocast does not support: the router computes in
+# the precision of the model.
 warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
 
 
 class PreciseExperts(GroupedExperts):  # type: ignore[misc]  # torchtitan has no types
-    """TorchTitan's experts, computed in their inputs' precision.
+    """TorchTitan's experts, computed in the precision of their inputs.
 
-    Those of torchtitan 0.3.0 round inputs and weights to bfloat16 whatever the precision of the rest.
+    Those of torchtitan 0.3.0 always round inputs and weights to bfloat16.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -31,7 +31,12 @@ class PreciseExperts(GroupedExperts):  # type: ignore[misc]  # torchtitan has no
 
     # The argument names are TorchTitan's: its sharding specs match by them.
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """Returns [R, D] for tokens [R, D] that stand expert by expert, as many each as [E] says."""
+        """Returns [R, D] for tokens [R, D] sorted by expert.
+
+        Args:
+            x_RD: tokens.
+            num_tokens_per_expert_E: number of tokens of each expert.
+        """
         ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
         gate, down, up = (
             _local(weight).to(x_RD.dtype).transpose(-2, -1)

@@ -1,4 +1,4 @@
-"""What a model folder must hold: a supported config, weights and a tokenizer that agree on the vocabulary."""
+"""Checks of a model folder: a supported config, and weights and tokenizer with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 class ModelInfo(NamedTuple):
-    """What the files say, without loading a weight."""
+    """Facts of a model folder, read without loading weights."""
 
     path: Path
     architecture: str
@@ -29,27 +29,28 @@ class ModelInfo(NamedTuple):
     vocab_size: int
     """Rows of the embedding; at least the number of token ids."""
     num_tokens: int
-    """Token ids that the tokenizer knows: largest id + 1."""
+    """Size of the tokenizer's vocabulary: largest id + 1."""
     max_length: int
-    """Longest sequence the positions cover, tokens."""
+    """Longest sequence, tokens."""
     is_tied: bool
     """Whether the head is the embedding."""
     has_chat_template: bool
 
     @property
     def is_value_model(self) -> bool:
-        """Whether the head gives one number instead of the vocabulary's logits."""
+        """Whether the head gives one value per token instead of logits."""
         return is_value_architecture(self.architecture)
 
 
 def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
-    """Returns the facts of a Hugging Face model folder, checked against each other; reads no weight.
+    """Returns the facts of a Hugging Face model folder and checks them against each other.
 
     Args:
-        called: what messages call the folder, where it lies in a scratch place for now.
+        path: the folder; no weights are read.
+        called: name of the folder in messages; None: ``path``.
 
     Raises:
-        ConfigError: a missing folder or file, an unsupported architecture, a vocabulary that doesn't fit.
+        ConfigError: a missing folder or file, an unsupported model, a vocabulary that doesn't fit.
     """
     path = Path(path)
     where = f"model folder '{called or path}'"
@@ -89,7 +90,7 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
         vocab_size=vocab_size,
         num_tokens=num_tokens,
         max_length=read_count(config, "max_position_embeddings", where),
-        # Hugging Face's default differs between families; those here are untied unless the config says so.
+        # transformers' default differs between families; those here are untied by default.
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_chat_template=_has_chat_template(path),
     )
@@ -112,14 +113,14 @@ def _vocabulary(path: Path, where: str) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     try:
-        found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        token_ids: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"{where}: tokenizer.json can't be read: {error}.") from None
-    return found
+    return token_ids
 
 
 def _embedding_rows(path: Path, where: str) -> int | None:
-    """Rows of the stored embedding, from the safetensors header; None if the weights name none."""
+    """Returns the rows of the stored embedding, from the safetensors header; None: there is none."""
     name, index = "model.embed_tokens.weight", path / "model.safetensors.index.json"
     if index.is_file():
         file = read_json(index, where).get("weight_map", {}).get(name)
@@ -130,11 +131,11 @@ def _embedding_rows(path: Path, where: str) -> int | None:
     else:
         raise ConfigError(f"{where} has no model.safetensors; make one with `titanrl model import`.")
     try:
-        # The header by hand: safetensors' own reader imports numpy, which takes longer than all of this.
+        # Parsed here because safetensors' reader imports numpy, which takes longer than all of this.
         with (path / file).open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if size > MAX_HEADER_BYTES:
-                raise ValueError("it is no safetensors file")
+                raise ValueError("it is not a safetensors file")
             header = json.loads(stream.read(size))
         return int(header[name]["shape"][0]) if name in header else None
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
@@ -152,7 +153,7 @@ def _has_chat_template(path: Path) -> bool:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yields an empty folder that becomes `target` when the block ends well, and vanishes when it doesn't."""
+    """Yields an empty folder that is renamed to `target` if the block succeeds, and removed if it raises."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

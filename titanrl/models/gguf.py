@@ -1,4 +1,4 @@
-"""GGUF file -> Hugging Face folder: dense bfloat16 safetensors, tokenizer and chat template."""
+"""Converts a GGUF file to a Hugging Face folder: bfloat16 safetensors, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["convert", "sha256_of"]
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file, read in 1 MiB blocks."""
+    """Returns the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -19,12 +19,16 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def convert(gguf: Path, to: Path) -> None:
-    """Writes the model of `gguf` into the existing folder `to`.
+def convert(gguf: Path, folder: Path) -> None:
+    """Writes the model of `gguf` into an existing folder.
 
-    Weights are unpacked to dense tensors and stored as bfloat16; nothing in the written config says that
-    they were ever quantized, since engines would try to load packed blocks again. End-of-sequence ids are
-    taken from the tokenizer, so that generation stops where the chat template ends a turn.
+    Weights are dequantized to bfloat16, and the written config does not mention the quantization, because
+    engines would then expect quantized weights. End-of-sequence ids are those of the tokenizer, so that
+    generation stops where the chat template ends a turn.
+
+    Args:
+        gguf: the file.
+        folder: the existing folder.
 
     Raises:
         ConfigError: the file isn't GGUF, or its architecture or block type can't be read.
@@ -40,11 +44,11 @@ def convert(gguf: Path, to: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder, name = str(gguf.parent), gguf.name
+    parent, name = str(gguf.parent), gguf.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+            parent, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
         )
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"model file '{gguf}' can't be read: {error}") from error
@@ -55,5 +59,5 @@ def convert(gguf: Path, to: Path) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_max_length = model.config.max_position_embeddings
-    model.save_pretrained(to)
-    tokenizer.save_pretrained(to)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""How much memory a run needs on its fullest rank, predicted from the config.json of its models."""
+"""Estimates the memory of a run's fullest rank from the config.json of its models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Model", "MemoryEstimate", "estimate_memory", "needs_fsdp", "paramete
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PREFETCHED = 2
-"""Blocks whose gathered weights exist at one time: the one computed and the next."""
+"""Blocks whose unsharded weights exist at one time: the current one and the next one."""
 
 
 class MemoryEstimate(NamedTuple):
-    """What one part of a run holds, bytes."""
+    """Memory of one part of a run, bytes."""
 
     name: str
     size: int
     is_on_host: bool = False
-    """Whether it lies in CPU memory where the rest is on a GPU."""
+    """Whether it is in CPU memory while the rest is on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Model:
     optimizer: Optimizer | None
     """None: it is frozen."""
     offload: bool = False
-    """Whether its weights wait in CPU memory."""
+    """Whether its weights stay in CPU memory between passes."""
     has_critic: bool = False
-    """Whether a critic's head is on its body."""
+    """Whether a critic's head is on its backbone."""
 
 
 def estimate_memory(
@@ -52,72 +52,86 @@ def estimate_memory(
     training: Training,
     checkpoint: ActivationCheckpoint,
     world_size: int,
-    passing: Sequence[MemoryEstimate] = (),
+    transient: Sequence[MemoryEstimate] = (),
 ) -> list[MemoryEstimate]:
-    """Returns what the fullest rank holds, at most; without a sampler's own weights, keys and values.
+    """Returns the peak memory of the fullest rank, without a sampler's own weights, keys and values.
 
-    Weights, gradients and moments are counted exactly; gathered weights and activations by a rule. An
-    offloaded model is gathered while the batch is scored, when there are no activations: the larger counts.
+    Weights, gradients and moments are counted exactly; unsharded weights and activations by a rule. An
+    offloaded model is unsharded while the batch is scored, when there are no activations: the larger counts.
 
     Args:
-        passing: what else is there only while the batch is scored.
+        models: of the run.
+        mesh: the parallelism degrees.
+        training: sequence length and precisions.
+        checkpoint: activation checkpointing.
+        world_size: number of ranks.
+        transient: further memory that is used only while the batch is scored.
     """
-    found, passing = [], list(passing)
+    estimates, transient = [], list(transient)
     for model in models:
         stages = _stages(model, mesh)
         blocks = max(stages, key=lambda units: sum(units))
-        cut = mesh.tensor_parallel_degree
+        tensor_degree = mesh.tensor_parallel_degree
         shards = _shards(mesh, world_size)
-        size = -(-sum(blocks) // (cut * shards))
+        size = -(-sum(blocks) // (tensor_degree * shards))
         weights, compute = BYTES[model.dtype], BYTES[training.mixed_precision_param]
-        found.append(MemoryEstimate(f"{model.name}: weights", size * weights, is_on_host=model.offload))
-        whole = shards == 1
-        gathered = sum(blocks) if whole else sum(sorted(blocks)[-PREFETCHED - 1 :])
+        estimates.append(MemoryEstimate(f"{model.name}: weights", size * weights, is_on_host=model.offload))
+        size_unsharded = sum(blocks) if shards == 1 else sum(sorted(blocks)[-PREFETCHED - 1 :])
         if needs_fsdp(world_size, model.dtype, training, offload=model.offload):
-            need = MemoryEstimate(f"{model.name}: gathered weights", gathered // cut * compute)
-            (passing if model.offload else found).append(need)
+            unsharded = MemoryEstimate(
+                f"{model.name}: gathered weights", size_unsharded // tensor_degree * compute
+            )
+            (transient if model.offload else estimates).append(unsharded)
         if model.optimizer is None:
             continue
         moments = 2 if model.optimizer.implementation == "fused_opt_states_bf16" else weights
-        found.append(MemoryEstimate(f"{model.name}: gradients", size * weights))
-        found.append(MemoryEstimate(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments))
+        estimates.append(MemoryEstimate(f"{model.name}: gradients", size * weights))
+        estimates.append(
+            MemoryEstimate(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments)
+        )
     trained = [model for model in models if model.optimizer is not None]
     sizes = [activations(model, mesh, training, checkpoint.mode) for model in trained]
-    passing.append(MemoryEstimate("activations", max(sizes, default=0)))
-    return [*found, max(passing, key=lambda need: need.size)]
+    transient.append(MemoryEstimate("activations", max(sizes, default=0)))
+    return [*estimates, max(transient, key=lambda estimate: estimate.size)]
 
 
 def needs_fsdp(world_size: int, dtype: str, training: Training, *, offload: bool) -> bool:
-    """Whether weights in ``dtype`` are to be sharded, or cast or fetched for each pass.
+    """Whether FSDP2 must shard the weights, or cast or fetch them for each pass.
 
-    Where they are not, FSDP2 would hold, and make in each step, a second copy of them all.
+    If not, FSDP2 would only hold a second copy of all weights and update it in each step.
+
+    Args:
+        world_size: number of ranks.
+        dtype: of the weights in memory.
+        training: gives the compute precision.
+        offload: whether the weights are in CPU memory.
     """
     return world_size > 1 or offload or dtype != training.mixed_precision_param
 
 
 def activations(model: Model, mesh: Parallelism, training: Training, mode: str) -> int:
-    """Returns what a forward pass of a full micro-batch keeps for the backward pass, bytes.
+    """Returns the memory that a forward pass of a full micro-batch keeps for the backward pass, bytes.
 
-    A rule, not a count: with what is counted it comes within 15% of what an update holds on tiny models.
+    A rule, not a count: with the counted parts it is within 15% of an update's memory on tiny models.
     """
     config, tokens = model.config, training.max_tokens_per_microbatch
     element = BYTES[training.mixed_precision_param]
     layers = -(-config.num_layers // mesh.pipeline_parallel_degree)
     # The first stage runs ahead by as many micro-batches as there are stages after it.
-    waiting = mesh.pipeline_parallel_degree
+    in_flight = mesh.pipeline_parallel_degree
     attention = family_of(config.model_type).attention_activations(config)
     feed_forward = _feed_forward_activations(config)
-    cut = mesh.tensor_parallel_degree
-    stream = config.dim * element // (cut if mesh.enable_sequence_parallel else 1)
+    tensor_degree = mesh.tensor_parallel_degree
+    residual = config.dim * element // (tensor_degree if mesh.enable_sequence_parallel else 1)
     # Attention computes in float32 on a CPU.
-    layer = 4 * stream + (feed_forward * element + attention * BYTES["float32"]) // cut
+    layer = 4 * residual + (feed_forward * element + attention * BYTES["float32"]) // tensor_degree
     if mode == "full":
-        kept = layers * stream + layer
+        per_token = layers * residual + layer
     elif mode == "selective":
-        kept = layers * (layer + stream) // 2 + layer
+        per_token = layers * (layer + residual) // 2 + layer
     else:
-        kept = layers * layer
-    return tokens * kept * waiting
+        per_token = layers * layer
+    return tokens * per_token * in_flight
 
 
 def _feed_forward_activations(config: HFConfig) -> int:
@@ -130,9 +144,11 @@ def _feed_forward_activations(config: HFConfig) -> int:
 
 
 def parameters(config: HFConfig, *, is_value_model: bool, copies_head: bool = False) -> list[int]:
-    """Returns the number of parameters of the embedding, of each layer, and of last norm and head.
+    """Returns the number of parameters of the embedding, of each layer, and of the last norm with the head.
 
     Args:
+        config: the model's.
+        is_value_model: whether the head is scalar.
         copies_head: whether a tied head counts: the last stage of a pipeline has a copy.
     """
     vocabulary, dim = config.vocab_size * config.dim, config.dim
@@ -150,22 +166,24 @@ def _layer(config: HFConfig, layer: int) -> int:
 
 
 def _shards(mesh: Parallelism, world_size: int) -> int:
-    """Returns over how many ranks a parameter is sharded, besides tensor and pipeline parallelism."""
+    """Returns the number of ranks that FSDP shards a parameter over."""
     others = mesh.data_parallel_replicate_degree * mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree
     return world_size // others
 
 
 def _stages(model: Model, mesh: Parallelism) -> list[list[int]]:
-    """Returns the parameters of the blocks of each pipeline rank, cut as TorchTitan cuts: evenly, embedding
-    and head counting as a layer each, the first stages having one more."""
+    """Returns the numbers of parameters of the blocks of each pipeline rank.
+
+    As TorchTitan splits: evenly, embedding and head count as a layer each, the first stages have one more.
+    """
     ranks = mesh.pipeline_parallel_degree
     blocks = parameters(model.config, is_value_model=model.is_value_model, copies_head=ranks > 1)
     blocks[-1] += model.config.dim * model.has_critic
     count = ranks * (STAGES_PER_RANK[mesh.pipeline_parallel_schedule] if ranks > 1 else 1)
-    found: list[list[int]] = [[] for _ in range(ranks)]
+    stages: list[list[int]] = [[] for _ in range(ranks)]
     start = 0
     for stage in range(count):
         size = len(blocks) // count + (stage < len(blocks) % count)
-        found[stage % ranks] += blocks[start : start + size]
+        stages[stage % ranks] += blocks[start : start + size]
         start += size
-    return found
+    return stages

@@ -1,4 +1,4 @@
-"""Whether a model can be laid out on a mesh: what is wrong, in numbers, and the nearest that is right."""
+"""Checks whether a model fits a mesh; messages give the nearest valid degree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES_PER_RANK = {"1F1B": 1, "Interleaved1F1B": 2}
 
 
 def mesh_problems(mesh: Parallelism, world_size: int) -> list[Problem]:
-    """Returns what keeps the degrees from making a mesh of ``world_size`` processes."""
+    """Returns the reasons why the degrees don't form a mesh of ``world_size`` processes."""
     outer = mesh.data_parallel_replicate_degree * mesh.pipeline_parallel_degree
     fixed, shard = outer * mesh.tensor_parallel_degree, mesh.data_parallel_shard_degree
     if world_size % fixed or shard not in (-1, world_size // fixed):
@@ -68,13 +68,13 @@ def model_problems(config: HFConfig, mesh: Parallelism, folder: str, compute_dty
             f"values of {folder}, got {tensor}; the nearest: {nearest(tensor, _divisors(heads))}."
         )
         problems.append(Problem("parallelism", text, "tensor_parallel_degree"))
-    # Embedding and head count as a layer each: TorchTitan would leave a stage with nothing.
-    each, most = STAGES_PER_RANK[mesh.pipeline_parallel_schedule], config.num_layers + 2
-    if pipeline > 1 and pipeline * each > most:
+    # Embedding and head count as a layer each: more stages would leave one empty.
+    per_rank, max_stages = STAGES_PER_RANK[mesh.pipeline_parallel_schedule], config.num_layers + 2
+    if pipeline > 1 and pipeline * per_rank > max_stages:
         text = (
-            f"must be at most {most // each}, as schedule {mesh.pipeline_parallel_schedule!r} makes "
-            f"{pipeline * each} stages of the {config.num_layers} layers, embedding and head of {folder}, "
-            f"got {pipeline}."
+            f"must be at most {max_stages // per_rank}, as schedule {mesh.pipeline_parallel_schedule!r} "
+            f"makes {pipeline * per_rank} stages of the {config.num_layers} layers, embedding and head of "
+            f"{folder}, got {pipeline}."
         )
         problems.append(Problem("parallelism", text, "pipeline_parallel_degree"))
     return problems + _expert_problems(config, mesh, folder)
@@ -93,15 +93,15 @@ def _expert_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[P
         )
         problems.append(Problem("parallelism", text, "expert_parallel_degree"))
     if degree % tensor:
-        # Without it torchtitan 0.3.0 loses part of the gradient: of TP 2 half of some tensors.
+        # Otherwise torchtitan 0.3.0 loses part of the gradient: with TP 2 half of some tensors.
         text = f"must be a multiple of tensor_parallel_degree ({tensor}) for experts, got {degree}."
         problems.append(Problem("parallelism", text, "expert_parallel_degree"))
     if degree > 1 and tensor > 1 and not mesh.enable_sequence_parallel:
-        text = "must be true where experts are dealt to tensor-parallel ranks, got false."
+        text = "must be true where experts are sharded over tensor-parallel ranks, got false."
         problems.append(Problem("parallelism", text, "enable_sequence_parallel"))
     if degree > 1 and mesh.data_parallel_replicate_degree > 1:
         text = (
-            "must be 1 where experts are dealt to ranks, got "
+            "must be 1 where experts are sharded over ranks, got "
             f"{mesh.data_parallel_replicate_degree}; shard instead."
         )
         problems.append(Problem("parallelism", text, "data_parallel_replicate_degree"))
@@ -109,11 +109,12 @@ def _expert_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[P
 
 
 def nearest(number: int, possible: Iterable[int]) -> str:
-    """Returns the nearest of ``possible`` below and above ``number`` in words: "2", "2 or 4"."""
-    below = [each for each in possible if each <= number]
-    above = [each for each in possible if each >= number]
-    chosen = dict.fromkeys([*([max(below)] if below else []), *([min(above)] if above else [])])
-    return " or ".join(map(str, chosen))
+    """Returns the nearest of ``possible`` below and above ``number`` as text: "2", "2 or 4"."""
+    candidates = list(possible)
+    below = [each for each in candidates if each <= number]
+    above = [each for each in candidates if each >= number]
+    nearest_numbers = dict.fromkeys([*([max(below)] if below else []), *([min(above)] if above else [])])
+    return " or ".join(map(str, nearest_numbers))
 
 
 def _divisors(number: int) -> list[int]:

@@ -26,7 +26,7 @@ def _group_sum(row_value: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
 def group_covariance(
     advantage: torch.Tensor, logprob: torch.Tensor, mask: torch.Tensor, group_id: torch.Tensor
 ) -> torch.Tensor:
-    """Returns [B, L] float64 ``(A - mean A)(l - mean l)``, means over the trainable tokens of the group.
+    """Returns [B, L] float64 ``(A - mean A)(l - mean l)``, means over the loss tokens of the group.
 
     Without gradient; 0 where masked. In float64, so that a group of equal advantages has a covariance of
     exactly 0.
@@ -34,11 +34,11 @@ def group_covariance(
     same = same_group(group_id)
     count = _group_sum(mask.sum(-1, keepdim=True), same).clamp_min(1)
 
-    def centred(x: torch.Tensor) -> torch.Tensor:
+    def centered(x: torch.Tensor) -> torch.Tensor:
         x = where0(mask, x.detach()).double()
         return x - _group_sum(x.sum(-1, keepdim=True), same) / count
 
-    return where0(mask, centred(advantage) * centred(logprob))
+    return where0(mask, centered(advantage) * centered(logprob))
 
 
 def largest_in_group(
@@ -47,19 +47,21 @@ def largest_in_group(
     """Returns [B, L] bool: the ``max(1, floor(fraction * n))`` candidates of largest score in each group.
 
     Args:
-        score: [B, L]. candidate: [B, L] bool. mask: [B, L] bool, loss_mask; n is its count over the group.
-        fraction: in (0, 1]. Ties go to the first in row-major order; a group with fewer candidates gives
-        all of them.
+        score: [B, L].
+        candidate: [B, L] bool, the tokens to choose from; a group with fewer gives all of them.
+        fraction: in (0, 1]. Ties go to the first token in row-major order.
+        mask: [B, L] bool, loss_mask; n is its count over the group.
+        group_id: [B].
     """
     rows, length = score.shape
     same = same_group(group_id)
     limit = (_group_sum(mask.sum(-1, keepdim=True), same).double() * fraction).floor().clamp_min(1)
-    # The group's first row names it; tokens are ranked by (group, score, place) with two stable sorts.
+    # The group's first row identifies it; tokens are ranked by (group, score, position) in two stable sorts.
     segment = same.int().argmax(-1, keepdim=True)
     tokens_before = (segment[:, 0][None, :] < segment).sum(-1, keepdim=True) * length
     segment = segment.expand(rows, length).flatten()
     order = torch.where(candidate, score, -torch.inf).flatten().argsort(descending=True, stable=True)
     order = order[segment[order].argsort(stable=True)]
-    places = torch.arange(rows * length, device=score.device)
-    rank = torch.zeros_like(places).scatter(0, order, places).view(rows, length) - tokens_before
+    positions = torch.arange(rows * length, device=score.device)
+    rank = torch.zeros_like(positions).scatter(0, order, positions).view(rows, length) - tokens_before
     return candidate & (rank < limit)

@@ -13,19 +13,19 @@ SMALLEST_TAIL = 1e-6
 
 
 def add_tail(logprob: torch.Tensor) -> torch.Tensor:
-    """Returns [..., K + 1], the K log-probs and ``log max(1 - sum, 1e-6)``: all other tokens as one."""
+    """Returns [..., K + 1], the K log-probs and ``log max(1 - sum, 1e-6)`` of all other tokens."""
     tail = (1 - logprob.exp().sum(-1, keepdim=True)).clamp_min(SMALLEST_TAIL)
     return torch.cat([logprob, tail.log()], -1)
 
 
 def kl_divergence(logp: torch.Tensor, logq: torch.Tensor) -> torch.Tensor:
-    """Returns [...] ``sum p (log p - log q)`` over the last dim; where p = 0 (log-prob -inf) it adds 0."""
-    live = logp > -torch.inf
+    """Returns [...] ``sum p (log p - log q)`` over the last dim; terms with p = 0 (log-prob -inf) are 0."""
+    valid = logp > -torch.inf
     p = logp.exp()
-    return where0(live, p * (where0(live, logp) - where0(live, logq))).sum(-1)
+    return where0(valid, p * (where0(valid, logp) - where0(valid, logq))).sum(-1)
 
 
-def mixture(logp: torch.Tensor, logq: torch.Tensor, share: float) -> torch.Tensor:
-    """Returns [..., K] ``log(share p + (1 - share) q)``."""
-    total = share * logp.exp() + (1 - share) * logq.exp()
+def mixture(logp: torch.Tensor, logq: torch.Tensor, weight: float) -> torch.Tensor:
+    """Returns [..., K] ``log(weight p + (1 - weight) q)``."""
+    total = weight * logp.exp() + (1 - weight) * logq.exp()
     return torch.where(total > 0, total, 1.0).log().masked_fill(total <= 0, -torch.inf)

@@ -1,4 +1,4 @@
-"""What the KL estimators share: the clamped log-ratio and the choice of gradient."""
+"""Shared parts of the KL estimators: the clamped log-ratio and the choice of gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ gradient of k2."""
 
 
 def clamped_difference(logprob: torch.Tensor, ref_logprob: torch.Tensor, clamp: float) -> torch.Tensor:
-    """Returns ``clip(logprob - ref_logprob, -clamp, clamp)``; gradient 0 beyond, none to ref_logprob."""
+    """Returns ``clip(logprob - ref_logprob, -clamp, clamp)``; gradient 0 beyond, none for ref_logprob."""
     return (logprob - ref_logprob.detach()).clamp(-clamp, clamp)
 
 
@@ -24,9 +24,10 @@ def estimate(
     """Returns ``value`` clamped to +-output_clamp, with the chosen gradient.
 
     Args:
-        value, difference: same shape, nats; ``difference`` as clamped_difference gives it.
-        gradient: with straight_through_k2, d value / d logprob is ``difference`` and output_clamp does not
-        cut it.
+        value: of the estimator, nats.
+        difference: from clamped_difference, nats, of the same shape.
+        gradient: with straight_through_k2, d value / d logprob is ``difference``, without output_clamp.
+        output_clamp: bound of the value, nats.
     """
     value = value.clamp(-output_clamp, output_clamp)
     if gradient == "pathwise":

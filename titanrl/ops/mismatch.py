@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs lie from the sampler's, and what a correction makes of it."""
+"""The difference between trainer and rollout log-probs, and the result of a correction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CLAMP = 20.0
 
 
 class Mismatch(NamedTuple):
-    """x = old_logprob - sampler_logprob on the trainable tokens where it is finite; others are in nothing."""
+    """x = old_logprob - sampler_logprob on the loss tokens where it is finite."""
 
     loss_mask: torch.Tensor
     """[N, L] bool."""
     valid: torch.Tensor
-    """[N, L] bool, trainable and x finite."""
+    """[N, L] bool, loss tokens with finite x."""
     log_ratio: torch.Tensor
     """[N, L] float32, x in nats; 0 where not valid."""
 
@@ -44,7 +44,7 @@ class Mismatch(NamedTuple):
         return where0(self.valid, exponent.clamp(-CLAMP, CLAMP).exp())
 
     def result(self, weight: torch.Tensor, keep: torch.Tensor, ratio: torch.Tensor) -> CorrectionResult:
-        """Returns ``weight`` [N, L] where ``keep`` ([N, L] or [N, 1]) holds on valid tokens, with metrics.
+        """Returns ``weight`` [N, L] where ``keep`` ([N, L] or [N, 1]) is true on valid tokens, with metrics.
 
         Metrics: those of correction_result(); ratio_mean and ratio_max of ``ratio`` before truncation;
         mismatch_kl = mean of exp(x) - 1 - x, nats.
@@ -60,10 +60,10 @@ class Mismatch(NamedTuple):
 
 
 def correction_result(loss_mask: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor) -> CorrectionResult:
-    """Returns ``weight`` and ``keep`` (both broadcast to [N, L]) on the trainable tokens, with metrics.
+    """Returns ``weight`` and ``keep`` (both broadcast to [N, L]) on the loss tokens, with metrics.
 
     dropped_fraction = 1 - kept / M; effective_sample_size = (sum w)^2 / (M sum w^2), as a fraction of the M
-    trainable tokens. Both are NaN without a trainable token.
+    loss tokens. Both are NaN without a loss token.
     """
     keep = (keep & loss_mask).clone()
     weight = where0(keep, weight.float().expand_as(keep))

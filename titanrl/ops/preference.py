@@ -23,14 +23,14 @@ def split_pairs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def valid_pairs(mask: torch.Tensor) -> torch.Tensor:
-    """Returns [B/2, 1] bool, true where both rows of the pair have a trainable token."""
+    """Returns [B/2, 1] bool, true where both rows of the pair have a loss token."""
     chosen, rejected = split_pairs(mask.any(-1, keepdim=True))
     return chosen & rejected
 
 
-def per_row(pair_value: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Returns [B, 1], the number of each pair [B/2, 1] on its two rows; 0, no gradient, where not live."""
-    return where0(live, pair_value).repeat_interleave(2, dim=0)
+def per_row(pair_value: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Returns [B, 1], the value of each pair [B/2, 1] on both its rows; 0, no gradient, where not valid."""
+    return where0(valid, pair_value).repeat_interleave(2, dim=0)
 
 
 def smoothed_sigmoid_loss(logit: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -42,7 +42,7 @@ def smoothed_sigmoid_loss(logit: torch.Tensor, label_smoothing: float) -> torch.
 
 
 def shared_length_weight(mask: torch.Tensor, rest: float) -> torch.Tensor:
-    """Returns [B, L] float32: 1 on a row's first min(nc, nr) trainable tokens, ``rest`` on the later ones."""
+    """Returns [B, L] float32: 1 on a row's first min(nc, nr) loss tokens, ``rest`` on the later ones."""
     chosen, rejected = split_pairs(mask.sum(-1, keepdim=True))
     shorter = torch.minimum(chosen, rejected).repeat_interleave(2, dim=0)
     return torch.where(mask.cumsum(-1) <= shorter, 1.0, rest)

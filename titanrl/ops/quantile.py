@@ -16,11 +16,11 @@ def quantile(x: torch.Tensor, q: float) -> torch.Tensor:
     """
     if x.numel() == 0:
         return x.new_tensor(torch.nan, dtype=torch.float64)
-    place = (x.numel() - 1) * q
-    if abs(place - round(place)) < 1e-9 * x.numel():
-        place = round(place)  # 1 - q and the product have rounded: the place meant is an element.
-    below = math.floor(place)
+    position = (x.numel() - 1) * q
+    if abs(position - round(position)) < 1e-9 * x.numel():
+        position = round(position)  # 1 - q and the product have rounded: the exact position is an element.
+    below = math.floor(position)
     lower = x.kthvalue(below + 1).values.double()
-    if place == below:
+    if position == below:
         return lower
-    return torch.lerp(lower, x.kthvalue(below + 2).values.double(), place - below)
+    return torch.lerp(lower, x.kthvalue(below + 2).values.double(), position - below)

@@ -1,4 +1,4 @@
-"""Probability ratios of two policies on the sampled tokens, and the clipped surrogate made of them."""
+"""Probability ratios of two policies on the sampled tokens, and the clipped surrogate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from titanrl.ops.masked import where0
 __all__ = ["LOG_RATIO_CLAMP", "approx_kl", "clamped_log_ratio", "clipped_surrogate", "log_ratio"]
 
 LOG_RATIO_CLAMP = 20.0
-"""Bound of a log-ratio before it is exponentiated, nats, for losses that have no field for it."""
+"""Bound of a log-ratio before it is exponentiated, nats, for losses without a field for it."""
 
 
 def log_ratio(logprob: torch.Tensor, other_logprob: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -33,14 +33,14 @@ def approx_kl(clamped: torch.Tensor) -> torch.Tensor:
 def clipped_surrogate(
     ratio: torch.Tensor, advantage: torch.Tensor, clip_low: float, clip_high: float, cap: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns PPO's surrogate, and where its clipped branch is taken.
+    """Returns PPO's surrogate and a mask of the tokens at which its clipped branch is active.
 
         min( min(rho, cap) A,  clip(rho, 1 - clip_low, 1 + clip_high) A )
 
-    The clipped branch is taken where it is strictly smaller, so that the sign of A counts: there the
+    The clipped branch is active where it is strictly smaller, which depends on the sign of A: there the
     gradient is 0.
     """
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
     plain = (ratio if cap is None else ratio.clamp(max=cap)) * advantage
-    taken = clipped < plain
-    return torch.where(taken, clipped, plain), taken
+    is_clipped = clipped < plain
+    return torch.where(is_clipped, clipped, plain), is_clipped

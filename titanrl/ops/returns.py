@@ -1,7 +1,7 @@
-"""Sums along a row over its trainable tokens only: reward-to-go and generalised advantage estimation.
+"""Sums along a row over its loss tokens only: reward-to-go and generalized advantage estimation.
 
-Masked tokens between trainable ones (observations, tool answers) are skipped whole: they neither discount nor
-contribute. Everything here runs on the global batch on the CPU and carries no gradient.
+Masked tokens between loss tokens (observations, tool outputs) are skipped: they neither discount nor
+contribute. Everything here runs on the global batch on the CPU without gradients.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ def gae(
     gamma: float,
     lam: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns generalised advantages and their returns, each [N, L] float32, exactly 0 where masked.
+    """Returns generalized advantages and their returns, each [N, L] float32, exactly 0 where masked.
 
-    Over the trainable tokens of a row, with ``V_(n+1) = 0`` (to bootstrap, add gamma V_(n+1) to the last
+    Over the loss tokens of a row, with ``V_(n+1) = 0`` (to bootstrap, add gamma V_(n+1) to the last
     reward): ``delta_k = r_k + gamma V_(k+1) - V_k``, ``A_k = delta_k + gamma lam A_(k+1)``,
     ``R_k = A_k + V_k``.
     Computed as ``R_k = r_k + gamma ((1 - lam) V_(k+1) + lam R_(k+1))``, from right to left in float64: the
     same numbers, with less to round than in a sum of delta.
 
     Args:
-        token_reward, value: [N, L] float, masked places undefined. mask: [N, L] bool, the loss_mask.
-        gamma: discount. lam: one number, or [N] one a row; both in [0, 1].
+        token_reward: [N, L] float, undefined where masked.
+        value: [N, L] float, undefined where masked.
+        mask: [N, L] bool, the loss_mask.
+        gamma: discount, in [0, 1].
+        lam: one number, or [N], one per row, in [0, 1].
 
     Source: Schulman et al., arXiv 1506.02438, equations 11-16.
     """
@@ -44,18 +47,18 @@ def gae(
 
 
 def reward_to_go(token_reward: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """Returns [N, L] float32 ``R_t = token_reward_t + gamma * R_next(t)``, next(t) the next trainable token.
+    """Returns [N, L] float32 ``R_t = token_reward_t + gamma * R_next(t)``, next(t) the next loss token.
 
-    Masked places of ``token_reward`` are not read; those of the result are exactly 0.
+    Masked positions of ``token_reward`` are not read; the result is exactly 0 there.
     """
     return gae(token_reward, torch.zeros_like(token_reward), mask, gamma, lam=1.0)[1]
 
 
 @functools.cache
 def _compiled_scan() -> Any:
-    """Returns the scan as machine code: two visits a token, where tensor operations would take a dozen.
+    """Returns the compiled scan, which visits a token twice instead of a dozen times as tensor operations do.
 
-    Its imports take longer than a batch takes to estimate, and commands that estimate nothing do without.
+    numba is imported here because its import takes longer than the scan of a batch.
     """
     import numba
     import numpy as np
@@ -73,7 +76,7 @@ def _compiled_scan() -> Any:
         length = reward.size // max(of_value.size, 1)
         zero = np.float32(0)
         for i in range(of_value.size):
-            # Unsigned: of a signed index each access would ask whether it counts from the end.
+            # Unsigned: with a signed index each access would check whether it counts from the end.
             begin, end = np.uint64(i * length), np.uint64((i + 1) * length)
             c, d = of_value[i], of_return[i]
             next_value, next_return = 0.0, 0.0
@@ -83,7 +86,7 @@ def _compiled_scan() -> Any:
                     next_return = reward[at] + c * next_value + d * next_return
                     next_value = value[at]
                     returns[at] = next_return
-            for k in range(begin, end):  # apart from the chain above, so that it runs on vectors
+            for k in range(begin, end):  # apart from the recurrence above, so that it is vectorized
                 advantage[k] = returns[k] - value[k] if mask[k] else zero
                 returns[k] = returns[k] if mask[k] else zero
 

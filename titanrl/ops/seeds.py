@@ -1,4 +1,4 @@
-"""Randomness as a function of what is sampled: the same on any rank, in any batch, after any interruption."""
+"""Random numbers as a function of the sample: the same on any rank, in any batch, after any interruption."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def sample_seed(seed: int, step: int, group: int, sample: int) -> int:
-    """Returns the seed of one answer, in [0, 2^63): BLAKE2b of the four numbers.
+    """Returns the seed of one response, in [0, 2^63): BLAKE2b of the four numbers.
 
     Args:
-        seed: of the run. step: of the loop. group: prompt within the step. sample: answer within the group.
+        seed: of the run.
+        step: of the loop.
+        group: index of the prompt within the step.
+        sample: index of the response within the group.
     """
     numbers = struct.pack("<4q", seed, step, group, sample)
     return int.from_bytes(hashlib.blake2b(numbers, digest_size=8, person=b"titanrl").digest(), "little") >> 1
 
 
 def uniforms(seeds: torch.Tensor, position: int) -> torch.Tensor:
-    """Returns [R] float64 in [0, 1): for each row the number that its seed has for ``position``.
+    """Returns [R] float64 in [0, 1): for each row the number of its seed at ``position``.
 
-    Two rounds of SplitMix64's finalizer over seed and position; no state, so rows may come and go.
+    Two rounds of SplitMix64's finalizer over seed and position; stateless, so rows may be added and removed.
 
     Args:
-        seeds: [R] int64. position: of the token within the answer, >= 0.
+        seeds: [R] int64.
+        position: of the token within the response, >= 0.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """

@@ -1,4 +1,4 @@
-"""Along one row: first and last trainable token, sums and means of its tokens."""
+"""Sums, means and the last of a row's loss tokens."""
 
 from __future__ import annotations
 
@@ -6,41 +6,47 @@ import torch
 
 from titanrl.ops.masked import masked_sum, where0
 
-__all__ = ["after_last_trainable", "at_last_trainable", "is_last_trainable", "sequence_mean", "sequence_sum"]
+__all__ = [
+    "after_last_loss_token",
+    "at_last_loss_token",
+    "is_last_loss_token",
+    "sequence_mean",
+    "sequence_sum",
+]
 
 
-def is_last_trainable(mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, L] bool, true at each row's last trainable token; all false on a fully masked row.
+def is_last_loss_token(mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L] bool, true at each row's last loss token; all false on a fully masked row.
 
     Args:
         mask: [N, L] bool, loss_mask.
     """
-    place = torch.arange(mask.shape[-1], device=mask.device)
-    return mask & (place == torch.where(mask, place, -1).amax(-1, keepdim=True))
+    position = torch.arange(mask.shape[-1], device=mask.device)
+    return mask & (position == torch.where(mask, position, -1).amax(-1, keepdim=True))
 
 
-def after_last_trainable(mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, L + 1] bool, true one place after each row's last trainable token.
+def after_last_loss_token(mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N, L + 1] bool, true one position after each row's last loss token.
 
     All false on a fully masked row.
     """
-    return torch.nn.functional.pad(is_last_trainable(mask), (1, 0))
+    return torch.nn.functional.pad(is_last_loss_token(mask), (1, 0))
 
 
-def at_last_trainable(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N] the value of ``x`` [N, L] at each row's last trainable token; 0 on a fully masked row."""
-    return masked_sum(x, is_last_trainable(mask), -1)
+def at_last_loss_token(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns [N] the value of ``x`` [N, L] at each row's last loss token; 0 on a fully masked row."""
+    return masked_sum(x, is_last_loss_token(mask), -1)
 
 
 def sequence_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, 1] the sum of ``x`` [N, L] over each row's trainable tokens.
+    """Returns [N, 1] the sum of ``x`` [N, L] over each row's loss tokens.
 
-    Added up in float64: long rows lose no digits, and the order of addition, which is the compiler's and the
-    processor's, shows in none.
+    Summed in float64: long rows lose no digits, and the result does not depend on the order of addition,
+    which compiler and processor choose.
     """
     return where0(mask, x).sum(-1, keepdim=True, dtype=torch.float64).to(x.dtype)
 
 
 def sequence_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns [N, 1] the mean of ``x`` [N, L] over each row's trainable tokens; 0 on a fully masked row."""
+    """Returns [N, 1] the mean of ``x`` [N, L] over each row's loss tokens; 0 on a fully masked row."""
     return sequence_sum(x, mask) / mask.sum(-1, keepdim=True).clamp_min(1)

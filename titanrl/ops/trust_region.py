@@ -1,4 +1,4 @@
-"""The policy gradient on the tokens that stay inside a trust region, whatever the region."""
+"""The policy gradient on the tokens inside a trust region."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Tokens", "kept_policy_gradient", "tokens_of"]
 
 
 class Tokens(NamedTuple):
-    """What decides whether a token is kept; [B, L] each, without gradient, 0 where masked."""
+    """Quantities that define a trust region; [B, L] each, without gradient, 0 where masked."""
 
     logprob: torch.Tensor
     old_logprob: torch.Tensor
@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(logprob: torch.Tensor, batch: TensorDict) -> Tokens:
-    """Returns the masked numbers of a batch that holds loss_mask, old_logprob and advantage."""
+    """Returns the masked quantities of a batch that holds loss_mask, old_logprob and advantage."""
     mask = batch["loss_mask"]
     return Tokens(
         where0(mask, logprob.detach()), where0(mask, batch["old_logprob"]), where0(mask, batch["advantage"])
@@ -38,7 +38,11 @@ def kept_policy_gradient(
     """Returns ``-sg(min(rho, ratio_cap) keep) A l``, with clip_fraction (not keep) and approx_kl.
 
     Args:
-        logprob: [B, L] with gradient. keep: [B, L] bool, true where masked.
+        logprob: [B, L] with gradient.
+        tokens: from tokens_of.
+        keep: [B, L] bool, the tokens inside the trust region, true where masked.
+        ratio_cap: upper bound of the ratio rho.
+        mask: [B, L] bool, loss_mask.
     """
     clamped = clamped_log_ratio(tokens.logprob, tokens.old_logprob, mask)
     weight = where0(keep, clamped.exp().clamp(max=ratio_cap))

@@ -13,8 +13,8 @@ import torch
 
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import where0
-from titanrl.ops.scores import filled
-from titanrl.ops.sequence import is_last_trainable
+from titanrl.ops.scores import fill_missing_scores
+from titanrl.ops.sequence import is_last_loss_token
 from titanrl.protocols.batch import KEYS
 from titanrl.registry import declared
 from titanrl.runtime.worker import error_text
@@ -114,7 +114,7 @@ class RewardResults:
             elif shape == "[N]":
                 values[name] = torch.full((len(batch),), failure)
             else:
-                values[name] = where0(is_last_trainable(batch["loss_mask"]), torch.tensor(failure))
+                values[name] = where0(is_last_loss_token(batch["loss_mask"]), torch.tensor(failure))
         return values
 
 
@@ -133,7 +133,7 @@ def call_reward(
     if own is not None:
         # Such a reward isolates its rows itself; an exception it raises is no row's fault and must be seen.
         scores = own(batch)
-        values = filled(scores, float("nan"))
+        values = fill_missing_scores(scores, float("nan"))
         reasons = {row: _reason(scores[row]) for row in (~values.isfinite()).nonzero().flatten().tolist()}
         return {results.value: torch.where(values.isfinite(), values, term.failure_score)}, reasons
     parsed = results.parse(thread.call(term.component, batch, term.timeout_seconds), batch)

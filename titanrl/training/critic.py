@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from titanrl.algorithm.metrics import Sums
 from titanrl.ops.masked import masked_sum, where0
-from titanrl.ops.sequence import after_last_trainable, is_last_trainable
+from titanrl.ops.sequence import after_last_loss_token, is_last_loss_token
 
 if TYPE_CHECKING:
     from titanrl.algorithm.objective import Objective
@@ -35,7 +35,7 @@ def critic_values(
     if "final_value" not in keys:
         return critic.score(batch, outputs)
     mask = batch["loss_mask"]
-    is_last, is_after = is_last_trainable(mask), after_last_trainable(mask)
+    is_last, is_after = is_last_loss_token(mask), after_last_loss_token(mask)
     input_ids, labels, longer = (
         torch.nn.functional.pad(batch[key], (0, 1)) for key in ("input_ids", "labels", "loss_mask")
     )

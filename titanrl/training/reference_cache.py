@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from titanrl.data.collate import collate_examples
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
-from titanrl.ops.prefix import trained_lengths
+from titanrl.ops.prefix import loss_lengths
 from titanrl.report.progress import counting
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _batches(feeds: Sequence[tuple[ExampleLoader, int | None]]) -> Iterator[Tens
 
 def _digests(batch: TensorDict) -> Iterator[bytes]:
     """Yields a hash of each row's tokens and trained labels; how far it is padded does not enter."""
-    ends = trained_lengths(batch["loss_mask"]).tolist()
+    ends = loss_lengths(batch["loss_mask"]).tolist()
     for ids, labels, mask, end in zip(
         batch["input_ids"], batch["labels"], batch["loss_mask"], ends, strict=True
     ):

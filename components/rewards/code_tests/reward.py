@@ -66,9 +66,9 @@ class CodeTests:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32: the score in [0, 1], or failure_score."""
-        from titanrl.ops.scores import filled
+        from titanrl.ops.scores import fill_missing_scores
 
-        return filled(self.scores(batch), self.failure_score)
+        return fill_missing_scores(self.scores(batch), self.failure_score)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading itself failed."""

@@ -12,8 +12,8 @@ import torch
 from titanrl.components.rewards.http_json import request_json
 from titanrl.components.rewards.reward_model.scorer import BATCH_TOKENS, ModelFacts, facts_of, scorer
 from titanrl.errors import ConfigError, TrainingError
-from titanrl.ops.prefix import trained_lengths
-from titanrl.ops.scores import filled
+from titanrl.ops.prefix import loss_lengths
+from titanrl.ops.scores import fill_missing_scores
 from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class RewardModel:
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32; 0 for a row without loss tokens."""
-        return filled(self.scores(batch), 0.0)
+        return fill_missing_scores(self.scores(batch), 0.0)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why it has none: no loss tokens.
@@ -86,7 +86,7 @@ class RewardModel:
             ConfigError: the model does not exist.
             TrainingError: the server does not reply, or its reply is malformed.
         """
-        lengths = trained_lengths(batch["loss_mask"]).tolist()
+        lengths = loss_lengths(batch["loss_mask"]).tolist()
         rows = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         nonempty = [index for index, row in enumerate(rows) if row]
         scores: list[float | str] = ["the row has no loss tokens"] * len(rows)

@@ -10,7 +10,7 @@ import torch
 
 import titanrl
 from titanrl import PolicyOutputs
-from titanrl.ops.sequence import at_last_trainable, sequence_mean
+from titanrl.ops.sequence import at_last_loss_token, sequence_mean
 
 LN2 = math.log(2)
 
@@ -30,7 +30,7 @@ def mask_of(*lengths: int, width: int | None = None) -> torch.Tensor:
 def test_score_is_read_at_the_last_response_token(mask: list[int], position: int) -> None:
     """Reported as transformers #35352: the first padding id is not the end if it equals EOS."""
     value = torch.arange(len(mask))[None].float()
-    assert at_last_trainable(value, torch.tensor([mask]).bool()).item() == position
+    assert at_last_loss_token(value, torch.tensor([mask]).bool()).item() == position
 
 
 def test_bradley_terry_of_identical_responses_is_ln_2_with_zero_gradient() -> None:

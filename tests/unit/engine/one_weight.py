@@ -22,7 +22,7 @@ from titanrl.ops.logprob import TokenStatistics
 NO_TERMS = (0.0, 0.0)
 
 
-class OneWeightRole(ScoringModel):
+class OneWeightModel(ScoringModel):
     """Every role's way from rows to micro-batches and back, around a product."""
 
     def __init__(self, *, max_tokens: int = 1, head: str = "language", pp: int = 1, tp: int = 1) -> None:
@@ -46,7 +46,7 @@ class OneWeightRole(ScoringModel):
         super().__init__(cast(Any, model), cast(Any, mesh), max_tokens=max_tokens, temperature=1.0)
 
     def _forward(self, micro_batch: MicroBatch) -> Any:
-        product = self.weight * micro_batch.tokens[0, micro_batch.chosen].float()
+        product = self.weight * micro_batch.tokens[0, micro_batch.gather_index].float()
         if self.model.is_value_model:
             return product
         none = torch.zeros(len(product), 0)
@@ -57,17 +57,21 @@ class OneWeight:
     """Scores, measures and updates like a model that learns; plain gradient descent, no clipping."""
 
     def __init__(self, *, lr: float = 0.0, **role: Any) -> None:
-        self.role = OneWeightRole(**role)
+        self.scoring_model = OneWeightModel(**role)
         self.updates = 0
-        descent = torch.optim.SGD([self.role.weight], lr=lr)
+        descent = torch.optim.SGD([self.scoring_model.weight], lr=lr)
         optimizers = SimpleNamespace(zero_grad=descent.zero_grad, step=descent.step, optimizers=[descent])
         schedule = SimpleNamespace(step=lambda: None)
         self._updater = Updater(
-            self.role, cast(Any, optimizers), cast(Any, schedule), max_norm=float("inf"), backend=None
+            self.scoring_model,
+            cast(Any, optimizers),
+            cast(Any, schedule),
+            max_norm=float("inf"),
+            backend=None,
         )
 
     def score(self, rows: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
-        return self.role.score(rows, keys)
+        return self.scoring_model.score(rows, keys)
 
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         return self._updater.measure(rows, objective, coefficients)

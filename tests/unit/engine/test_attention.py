@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.unit.engine.conftest import make_batch
-from titanrl.engine.attention import LineAttention, sees
+from titanrl.engine.attention import PackedAttention, mask_mod
 from titanrl.engine.packing import pack_sequences, pad_to
 
 LENGTH = 192
@@ -24,13 +24,13 @@ def lines() -> torch.Tensor:
 
 def test_block_mask_has_causal_and_full_blocks() -> None:
     visible_until = lines()
-    mask = create_block_mask(sees(visible_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
+    mask = create_block_mask(mask_mod(visible_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, LENGTH, heads, 8, generator=generator) for heads in (6, 2, 2))
     flex = flex_attention(
         *(x.transpose(1, 2) for x in (query, key, value)), block_mask=mask, enable_gqa=True, scale=0.3
     ).transpose(1, 2)
-    attention = LineAttention.Config().build()
+    attention = PackedAttention.Config().build()
     for line in (0, 1):
         inputs = (x[line : line + 1] for x in (query, key, value))
         found = attention(*inputs, attention_masks=visible_until[line : line + 1], scale=0.3)
@@ -40,7 +40,7 @@ def test_block_mask_has_causal_and_full_blocks() -> None:
 def test_block_mask_skips_fully_masked_blocks() -> None:
     """Blocks of 32; of 192 tokens, 117 are two rows of 64 and 53 that share nothing, the rest padding."""
     visible_until = torch.tensor([[64] * 64 + [117] * 53 + list(range(118, 193))])
-    mask = create_block_mask(sees(visible_until), 1, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
+    mask = create_block_mask(mask_mod(visible_until), 1, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     computed = mask.kv_num_blocks + mask.full_kv_num_blocks
     assert computed.flatten().tolist() == [1, 2, 1, 2, 1, 1]
 
@@ -48,7 +48,7 @@ def test_block_mask_skips_fully_masked_blocks() -> None:
 def test_attention_without_packing_is_causal_in_each_row() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(3, 9, heads, 8, generator=generator) for heads in (6, 2, 2))
-    attention = LineAttention.Config().build()
+    attention = PackedAttention.Config().build()
     found = attention(query, key, value, enable_gqa=True)
     for row in range(3):
         inputs = (x[row : row + 1] for x in (query, key, value))

@@ -52,21 +52,21 @@ def test_export_holds_the_newest_checkpoints_weights(run: Path, tmp_path: Path) 
 
 
 def test_export_without_checkpoint_run_or_free_folder_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         export_run(run, tmp_path / "out")
     (run / "checkpoints" / "step-2").mkdir(parents=True)
     (run / "checkpoints" / "step-2" / "__0_0.distcp").touch()
-    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         export_run(run, tmp_path / "out")
     (run / "checkpoints" / "step-2" / ".metadata").touch()
-    with pytest.raises(ConfigError, match="--to must name a new folder"):
+    with pytest.raises(ConfigError, match="--output must name a new folder"):
         export_run(run, tmp_path)
     with pytest.raises(ConfigError, match="trained no critic; drop --critic"):
         export_run(run, tmp_path / "out", critic=True)
     critic = ["algorithm.advantage={name='gae'}", "critic={shared=true}"]
     shared = dumps(load(run / "experiment.toml", critic))
     (run / "experiment.toml").write_text(shared)
-    with pytest.raises(ConfigError, match=r"a head on the policy's body, \[critic\] shared = true"):
+    with pytest.raises(ConfigError, match=r"a head on the policy's backbone \(\[critic\] shared = true\)"):
         export_run(run, tmp_path / "out", critic=True)
     with pytest.raises(ConfigError, match="is no run folder"):
         export_run(tmp_path, tmp_path / "out")

@@ -32,7 +32,7 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks of tokens, blocks of rows in each, tiles of words, summed over two parts."""
     monkeypatch.setattr(logprob, "CHUNK_BYTES", 256 * V * 4)
-    monkeypatch.setattr(row_kernels, "CACHED", 40 * V)
+    monkeypatch.setattr(row_kernels, "CACHED_NUMBERS", 40 * V)
     monkeypatch.setattr(logprob, "MAX_TOKENS", 400)
 
 
@@ -82,8 +82,8 @@ def test_head_returns_topk_ids_and_logprobs(temperature: float) -> None:
     log_pi = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
     wanted = log_pi.topk(5, dim=-1)
     assert torch.equal(found.topk_ids, wanted.indices)
-    torch.testing.assert_close(found.likeliest_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
-    assert not found.likeliest_logprob.requires_grad
+    torch.testing.assert_close(found.topk_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
+    assert not found.topk_logprob.requires_grad
 
 
 def test_head_gradient_does_not_depend_on_topk() -> None:

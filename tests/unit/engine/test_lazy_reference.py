@@ -91,8 +91,10 @@ def test_reference_logprobs_take_no_second_pass_before_the_first_update(
 ) -> None:
     live = make_engine(with_reference=True)
     passes = []
-    score = live.policy.role.score
-    monkeypatch.setattr(live.policy.role, "score", lambda *a, **k: passes.append(1) or score(*a, **k))
+    score = live.policy.scoring_model.score
+    monkeypatch.setattr(
+        live.policy.scoring_model, "score", lambda *a, **k: passes.append(1) or score(*a, **k)
+    )
     session: Any = SimpleNamespace(
         experiment=SimpleNamespace(critic=None),
         engine=live,

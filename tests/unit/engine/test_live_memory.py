@@ -69,7 +69,7 @@ def test_peak_does_not_grow_with_the_number_of_micro_batches(
 def test_parameter_count_equals_the_models(tmp_path: Path, make_engine: Make, family: str) -> None:
     folder = create(tmp_path / "model", model_type=family, layers=3, scale=0.2)  # type: ignore[arg-type]
     engine = make_engine(model=str(folder))
-    found = sum(parameter.numel() for parameter in engine.policy.role.model.parameters())
+    found = sum(parameter.numel() for parameter in engine.policy.scoring_model.model.parameters())
     assert sum(parameters(read_config(folder), is_value_model=False)) == found
 
 
@@ -81,7 +81,7 @@ def test_memory_estimate_is_within_15_percent_of_an_update(
     before = live_bytes()
     engine = make_engine(model=str(folder), training={"max_tokens_per_microbatch": 300})
     batch = with_old(make_batch(), engine)
-    (micro_batch,) = engine.policy.role.micro_batches(batch)
+    (micro_batch,) = engine.policy.scoring_model.micro_batches(batch)
     held = micro_batch.num_tokens
     rows = sum(value.nbytes for value in (*batch.values(), *micro_batch.batch.values()))
     del micro_batch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import titanrl
-from tests.unit.engine.one_weight import NO_TERMS, OneWeight, OneWeightRole, rows_of
+from tests.unit.engine.one_weight import NO_TERMS, OneWeight, OneWeightModel, rows_of
 from titanrl.algorithm.metrics import means
 from titanrl.algorithm.objective import Objective
 from titanrl.engine.packing import assign_micro_batches, pack_sequences
@@ -21,7 +21,7 @@ SUPERVISED = Objective(loss=titanrl.build("loss", {"name": "sft"}))
 def test_values_are_returned_in_row_order(max_tokens: int) -> None:
     """Row i has the value i + 1 everywhere; packing by length reorders the rows (verl #431)."""
     batch = rows_of([1, 2, 3], lengths=[1, 3, 2])
-    value = OneWeightRole(head="value", max_tokens=max_tokens).score(batch, ("value",))["value"]
+    value = OneWeightModel(head="value", max_tokens=max_tokens).score(batch, ("value",))["value"]
     assert value.sum(1).tolist() == [1, 6, 6]
     assert torch.equal(value != 0, batch["loss_mask"])
 
@@ -41,13 +41,13 @@ def test_entropy_is_averaged_with_the_length_of_its_own_row(max_tokens: int) -> 
 @pytest.mark.parametrize(("rows", "dummies"), [(2, 2), (3, 1), (4, 0), (6, 0), (7, 0), (8, 0)])
 def test_dummy_micro_batches_fill_up_to_the_pipeline_stages(rows: int, dummies: int) -> None:
     """Reported as TorchTitan #775: fewer micro-batches than stages hang."""
-    parts = OneWeightRole(pp=4).micro_batches(rows_of([1] * rows))
+    parts = OneWeightModel(pp=4).micro_batches(rows_of([1] * rows))
     assert [len(part.rows) for part in parts] == [1] * rows + [0] * dummies
 
 
 @pytest.mark.parametrize(("rows", "dummies"), [(2, 2), (6, 2), (7, 1), (8, 0)])
 def test_interleaved_stages_get_whole_rounds_of_micro_batches(rows: int, dummies: int) -> None:
-    role = OneWeightRole(pp=4)
+    role = OneWeightModel(pp=4)
     role.model.stages = [None, None]
     parts = role.micro_batches(rows_of([1] * rows))
     assert [len(part.rows) for part in parts] == [1] * rows + [0] * dummies
@@ -55,7 +55,7 @@ def test_interleaved_stages_get_whole_rounds_of_micro_batches(rows: int, dummies
 
 @pytest.mark.parametrize(("tokens", "padding"), [(6, 2), (7, 1), (8, 0)])
 def test_packed_sequence_is_padded_to_a_multiple_of_tensor_parallel_ranks(tokens: int, padding: int) -> None:
-    (part,) = OneWeightRole(tp=4, max_tokens=100).micro_batches(rows_of([1], lengths=[tokens]))
+    (part,) = OneWeightModel(tp=4, max_tokens=100).micro_batches(rows_of([1], lengths=[tokens]))
     assert part.tokens.shape == (1, tokens + padding)
 
 
@@ -64,7 +64,7 @@ def test_every_micro_batch_is_in_the_gradient(max_tokens: int) -> None:
     model = OneWeight(lr=0.5, max_tokens=max_tokens)
     found = model.update(rows_of([1, 2, 3]), SUPERVISED, NO_TERMS)
     assert found["update/grad_norm"] == (6.0, 1.0)
-    assert model.role.weight.item() == 1 + 0.5 * 6
+    assert model.scoring_model.weight.item() == 1 + 0.5 * 6
     assert model.update(rows_of([1, 2]), SUPERVISED, NO_TERMS)["update/grad_norm"] == (3.0, 1.0)
 
 
@@ -87,7 +87,7 @@ def test_trimming_keeps_the_last_token_of_the_longest_row(lengths: list[int], co
     wide["loss_mask"] = torch.arange(4) < torch.tensor(lengths)[:, None]
     part = pack_sequences(wide, torch.arange(2), CPU)
     assert part.batch["loss_mask"].shape == (2, columns)
-    assert part.num_trained == sum(lengths)
+    assert int(part.batch["loss_mask"].sum()) == sum(lengths)
 
 
 def test_micro_batches_split_every_key_by_rows() -> None:

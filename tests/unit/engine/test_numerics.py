@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from titanrl.engine import Engine, update
 from titanrl.engine.packing import pack_sequences
-from titanrl.engine.pipeline import line_length
+from titanrl.engine.pipeline import padded_length
 
 Make = Callable[..., Engine]
 
@@ -59,4 +59,4 @@ def test_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engi
 def test_pipeline_sequence_length_is_divisible_by_tensor_parallel_ranks(
     longest: int, divisor: int, wanted: int
 ) -> None:
-    assert line_length(longest, divisor) == wanted
+    assert padded_length(longest, divisor) == wanted

@@ -23,7 +23,9 @@ def assert_rows_are_whole(batch: TensorDict, micro_batch: MicroBatch) -> None:
     """Each trained label is predicted from a token that sees its own row up to there and nothing else."""
     width = micro_batch.batch["labels"].shape[1]
     sees = seen(micro_batch)
-    for token, place in zip(micro_batch.chosen.tolist(), micro_batch.place.tolist(), strict=True):
+    for token, place in zip(
+        micro_batch.gather_index.tolist(), micro_batch.scatter_index.tolist(), strict=True
+    ):
         row, position = divmod(place, width)
         wanted = batch["input_ids"][micro_batch.rows[row], : position + 1]
         assert micro_batch.tokens[0, sees[token]].tolist() == wanted.tolist()
@@ -80,7 +82,7 @@ def test_packing_computes_each_distinct_prefix_once(
         for end in range(1, stop + 1)
     }
     assert micro_batch.num_tokens == max(1, len(distinct))
-    assert len(micro_batch.chosen) == max(1, int(mask.sum()))
+    assert len(micro_batch.gather_index) == max(1, int(mask.sum()))
     if mask.any():
         assert_rows_are_whole(batch, micro_batch)
 
@@ -115,9 +117,12 @@ def test_packing_selects_the_hidden_states_of_loss_tokens() -> None:
     batch = make_batch()
     micro_batch = pack_sequences(batch, torch.arange(4, 9), CPU)
     mask = batch["loss_mask"][4:9, : micro_batch.batch["loss_mask"].shape[1]]
-    assert micro_batch.tokens[0, micro_batch.chosen].tolist() == micro_batch.batch["input_ids"][mask].tolist()
+    assert (
+        micro_batch.tokens[0, micro_batch.gather_index].tolist()
+        == micro_batch.batch["input_ids"][mask].tolist()
+    )
     positions = mask.nonzero()[:, 1]
-    assert micro_batch.positions[0, micro_batch.chosen].tolist() == positions.tolist()
+    assert micro_batch.positions[0, micro_batch.gather_index].tolist() == positions.tolist()
 
 
 def test_packing_shares_no_prefix_between_groups() -> None:
@@ -142,7 +147,7 @@ def test_assign_micro_batches_splits_a_large_group_if_rows_are_not_compared() ->
         batch_size=[6],
     )
     assert [part.tolist() for part in assign_micro_batches(batch, 15)] == [[0, 1, 2, 3, 4, 5]]
-    parts = assign_micro_batches(batch, 15, whole_groups=False)
+    parts = assign_micro_batches(batch, 15, split_groups=True)
     assert [part.tolist() for part in parts] == [[0, 2, 5], [1, 4], [3]]
     assert [pack_sequences(batch, part, CPU).num_tokens for part in parts] == [15, 12, 10]
 
@@ -161,7 +166,7 @@ def test_assigned_micro_batches_hold_each_row_once_within_the_budget(
     mask = torch.rand(len(group_id), 6, generator=generator) < 0.3
     ids = torch.randint(2, (len(group_id), 6), generator=generator)
     batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
-    parts = assign_micro_batches(batch, max_tokens, whole_groups=False)
+    parts = assign_micro_batches(batch, max_tokens, split_groups=True)
     rows = [row for part in parts for row in part.tolist()]
     assert len(rows) == len(set(rows))
     assert set(mask.any(1).nonzero().squeeze(1).tolist()) <= set(rows)
@@ -182,6 +187,6 @@ def test_dummy_micro_batch_has_no_loss_tokens() -> None:
     micro_batch = dummy_micro_batch(make_batch(), CPU)
     assert micro_batch.tokens.shape == (1, 1)
     assert len(micro_batch.batch) == 2, "losses on pairs refuse an odd number of rows"
-    assert micro_batch.num_trained == 0
+    assert len(micro_batch.rows) == 0
     assert not micro_batch.batch["loss_mask"].any()
-    assert len(micro_batch.chosen) == 1
+    assert len(micro_batch.gather_index) == 1

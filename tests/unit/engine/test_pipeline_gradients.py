@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from tests.unit.engine.one_weight import OneWeightRole, rows_of
+from tests.unit.engine.one_weight import OneWeightModel, rows_of
 from titanrl.engine.mesh import init_distributed
 from titanrl.engine.model import Model
 from titanrl.engine.packing import MicroBatch
@@ -41,10 +41,10 @@ def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str)
     )  # fmt: skip
 
     def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[0, micro_batch.chosen].sum()
+        return hidden[0, micro_batch.gather_index].sum()
 
     for accumulated in (2.0, 4.0, 6.0):
-        micro_batches = OneWeightRole().micro_batches(rows_of([1, 1]))
+        micro_batches = OneWeightModel().micro_batches(rows_of([1, 1]))
         run_pipeline(cast(Model, model), micro_batches, hook, trains=True)
         assert module.weight.grad is not None
         assert module.weight.grad.item() == accumulated

@@ -41,7 +41,7 @@ def objective() -> Objective:
 
 def head_of(engine: Engine) -> torch.Tensor:
     """Returns the weights of the critic's head, [1, D]."""
-    weight = engine.policy.role.model.head.get_parameter("value.weight").detach()
+    weight = engine.policy.scoring_model.model.head.get_parameter("value.weight").detach()
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 

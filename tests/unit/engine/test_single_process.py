@@ -23,7 +23,7 @@ def test_fsdp_wraps_only_modules_with_mixed_precision(
     make_engine: Make, dtype: str, compute: str, wrapped: bool
 ) -> None:
     engine = make_engine(training={"dtype": dtype, "mixed_precision_param": compute})
-    assert bool(engine.policy.role.model.fsdp_modules()) == wrapped
+    assert bool(engine.policy.scoring_model.model.fsdp_modules()) == wrapped
 
 
 def test_steps_are_bitwise_those_under_fsdp(
@@ -33,7 +33,7 @@ def test_steps_are_bitwise_those_under_fsdp(
     bare = make_engine()
     monkeypatch.setattr(build, "needs_fsdp", lambda *_, **__: True)
     wrapped = make_engine()
-    assert wrapped.policy.role.model.fsdp_modules()
+    assert wrapped.policy.scoring_model.model.fsdp_modules()
     for seed in (0, 1):
         batch = with_old(make_batch(seed), bare)
         assert bare.update(batch, objective, (0.1, 0.0)) == wrapped.update(batch, objective, (0.1, 0.0))

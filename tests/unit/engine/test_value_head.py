@@ -47,7 +47,9 @@ def test_value_head_is_a_float32_product_of_selected_states() -> None:
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 2.0, -1.0]]))
     hidden = torch.tensor([[[1.0, 0.0, 0.0], [256.0, 1.0, 0.5], [0.0, 3.0, 3.0]]]).bfloat16()
-    with head.request(HeadQuery(torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.int64), temperature=0.1)):
+    with head.with_query(
+        HeadQuery(torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.int64), temperature=0.1)
+    ):
         values = head(hidden)
     # 257.5 has no bfloat16: 258 is what a product in bfloat16 gives.
     assert values.tolist() == [257.5, 1.0]
@@ -62,7 +64,9 @@ def test_several_heads_score_their_own_rows_and_a_weighted_sum() -> None:
     hidden = torch.tensor([[[3.0, 5.0], [2.0, 7.0]]])
     for numbers, wanted in (([0, 1], [3.0, 7.0]), ([2, -1], [8.0, -1.5]), (None, [0.5, -1.5])):
         heads = None if numbers is None else torch.tensor(numbers)
-        with head.request(HeadQuery(torch.tensor([0, 1]), torch.zeros(2, 1, dtype=torch.int64), heads=heads)):
+        with head.with_query(
+            HeadQuery(torch.tensor([0, 1]), torch.zeros(2, 1, dtype=torch.int64), heads=heads)
+        ):
             assert head(hidden).tolist() == wanted
     assert head(hidden).tolist() == [[0.5, -1.5]]
 
@@ -187,7 +191,7 @@ def test_loss_must_match_the_head(make_engine: Make, objective: Objective) -> No
     clipped = Objective(loss=titanrl.build("loss", {"name": "ppo_clip"}))
     with pytest.raises(ValueError, match="Value cannot train a model that computes no values"):
         make_engine().update(make_batch(), objective, (0.0, 0.0))
-    with pytest.raises(ValueError, match="PPOClip cannot train a model that computes values alone"):
+    with pytest.raises(ValueError, match="PPOClip cannot train a model that computes only values"):
         make_engine(head="value").update(make_batch(), clipped, (0.0, 0.0))
 
 

@@ -109,5 +109,5 @@ def test_value_model_refuses_weights_that_it_would_ignore(
     folder = tiny.create(tmp_path / "reward", head="value")
     weights = load_file(folder / "model.safetensors") | {name: torch.tensor([2.0])}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=f"got {name} too, which would not be computed with"):
+    with pytest.raises(ConfigError, match=f"got {name} too, which would be ignored"):
         make_engine(model=str(folder), head="value")

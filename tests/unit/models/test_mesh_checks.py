@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("qwen3_moe", {EXPERT: 4}, "got 4; the nearest: 3 or 6."),
         ("qwen3_moe", {TENSOR: 2}, "must be a multiple of tensor_parallel_degree (2) for experts, got 1."),
         ("qwen3_moe", {EXPERT: 2, TENSOR: 2, "enable_sequence_parallel": False}, "must be true where"),
-        ("qwen3_moe", {EXPERT: 2, REPLICATE: 2}, "must be 1 where experts are dealt to"),
+        ("qwen3_moe", {EXPERT: 2, REPLICATE: 2}, "must be 1 where experts are sharded over"),
         ("deepseek_v3", {EXPERT: 4, TENSOR: 4}, ""),
     ],
 )  # fmt: skip

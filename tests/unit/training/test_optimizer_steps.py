@@ -82,7 +82,7 @@ def test_validation_loss_does_not_depend_on_micro_batches_or_accumulation(
     evaluation = Evaluation(num_prompts=3)
     session = one_weight_session(model, eval_examples=texts, evaluation=evaluation, loop_keys=training)
     with torch.no_grad():
-        model.role.weight.zero_()
+        model.scoring_model.weight.zero_()
     session.objective = Objective(loss=_two)
     assert validate(session)["eval/loss"] == pytest.approx(2.0)
     assert model.updates == 0

@@ -1,4 +1,4 @@
-"""A policy's head with its critic's beside it: log-probs and values of the same hidden states."""
+"""A policy's head with a critic's head on the same backbone: log-probs and values of one forward pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from titanrl.ops.logprob import TokenStatistics
 __all__ = ["VALUE", "ActorCriticOutput", "ActorCriticHead"]
 
 VALUE = "lm_head.value"
-"""Name of the critic's head in a policy: no part of what is sampled from or exported."""
+"""Name of the critic's head in a policy: not sampled from and not exported."""
 
 
 class ActorCriticOutput(NamedTuple):
-    """What both heads say of the tokens asked for."""
+    """Outputs of both heads for the queried tokens."""
 
     tokens: TokenStatistics
     value: torch.Tensor
@@ -26,7 +26,7 @@ class ActorCriticOutput(NamedTuple):
 
 
 class ActorCriticHead(TokenHead):
-    """A policy's lm_head that holds a critic's head too; who asks for logits sees the policy's alone."""
+    """A policy's lm_head that also holds a critic's head; without a query it gives the policy's logits."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenHead.Config):
@@ -42,9 +42,9 @@ class ActorCriticHead(TokenHead):
         self.value.parallelize(parallel_dims)
 
     def forward(self, input: torch.Tensor) -> Any:
-        """Returns logits [B, L, V] for hidden states [B, L, D], or the Answer to what is asked."""
-        found = super().forward(input)
-        if self.asked is None:
-            return found
-        with self.value.request(self.asked):
-            return ActorCriticOutput(found, self.value(input))
+        """Returns logits [B, L, V] for hidden states [B, L, D], or the ActorCriticOutput of the query."""
+        output = super().forward(input)
+        if self.query is None:
+            return output
+        with self.value.with_query(self.query):
+            return ActorCriticOutput(output, self.value(input))

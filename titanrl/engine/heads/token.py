@@ -1,4 +1,4 @@
-"""Heads that answer for trained positions only; a policy's gives log-probs, and logits to whoever samples."""
+"""Heads that compute only the queried positions: a policy's gives log-probs, or logits for sampling."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ __all__ = ["Head", "HeadQuery", "TokenHead", "compiled_kernels"]
 
 
 class HeadQuery(NamedTuple):
-    """What a forward pass shall return instead of logits."""
+    """The positions and token ids for which a forward pass computes log-probs instead of logits."""
 
-    chosen: torch.Tensor
-    """[S] int64, tokens of the line whose hidden states go through the head."""
+    gather_index: torch.Tensor
+    """[S] int64, tokens of the packed sequence whose hidden states go through the head."""
     ids: torch.Tensor
-    """[S, K] int64, token ids whose log-probs are wanted."""
+    """[S, K] int64, token ids whose log-probs are computed."""
     temperature: float = 1.0
     kernels: row_kernels.Kernels = row_kernels.EAGER
     top_k: int = 0
-    """Likeliest tokens that are wanted too."""
+    """Number of top-k tokens to return too."""
     heads: torch.Tensor | None = None
-    """[S] int64, which of several scalar heads answers, -1: their weighted sum; None: the sum everywhere."""
+    """[S] int64, index of the scalar head, -1: their weighted sum; None: the weighted sum everywhere."""
 
 
 class Head(Linear):  # type: ignore[misc]  # torchtitan has no types
-    """TorchTitan's linear head that answers a Request within its forward, so that FSDP's hooks around it
-    fit."""
+    """TorchTitan's linear head with a query that its forward computes, inside FSDP's hooks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):  # type: ignore[misc]
@@ -44,23 +43,23 @@ class Head(Linear):  # type: ignore[misc]  # torchtitan has no types
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.asked: HeadQuery | None = None
-        """What the forward is to answer; None: everything, for all positions."""
+        self.query: HeadQuery | None = None
+        """The query of the next forward pass; None: logits or values of all positions."""
 
     @contextmanager
-    def request(self, request: HeadQuery) -> Iterator[None]:
-        """Within the block the forward answers ``request``."""
-        self.asked = request
+    def with_query(self, query: HeadQuery) -> Iterator[None]:
+        """Makes the forward compute ``query`` within the block."""
+        self.query = query
         try:
             yield
         finally:
-            self.asked = None
+            self.query = None
 
 
 class TokenHead(Head):
-    """A policy's lm_head, which answers with TokenStatistics.
+    """A policy's lm_head, which computes TokenStatistics for a query.
 
-    Under tensor parallelism its weight stays sharded on V, [V/tp, D], and answers are replicated over tp.
+    Under tensor parallelism its weight stays sharded on V, [V/tp, D]; outputs are replicated over tp.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -73,17 +72,17 @@ class TokenHead(Head):
         self._vocab_start = 0
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Shards the weight; the forward is not wrapped, as it answers with more than one sharded tensor."""
+        """Shards the weight; the forward is not wrapped, as it returns more than one sharded tensor."""
         self._parallelized: bool = True
         self._distribute_states(parallel_dims)
         mesh = parallel_dims.get_optional_mesh("tp")
         if mesh is not None:
             self._group = mesh.get_group()
-            # DTensor shards like torch.chunk: every rank but the last has the rounded-up share.
+            # DTensor shards like torch.chunk: every rank but the last has the rounded-up size.
             self._vocab_start = mesh.get_local_rank() * -(-self.out_features // mesh.size())
 
     def forward(self, input: torch.Tensor) -> Any:
-        """Returns logits [B, L, V] for hidden states [B, L, D], or the statistics asked for.
+        """Returns logits [B, L, V] for hidden states [B, L, D], or the TokenStatistics of the query.
 
         Under tensor parallelism logits are gathered over V.
         """
@@ -94,24 +93,24 @@ class TokenHead(Head):
             # Each rank's slice of V contributes to the hidden states' gradient.
             placements = [Partial()] * hidden.device_mesh.ndim
             hidden = hidden.to_local(grad_placements=placements)
-        request = self.asked
-        if request is None:
+        query = self.query
+        if query is None:
             logits = torch.nn.functional.linear(hidden, weight)
             return logits if self._group is None else _gather(logits, self._group)
         return token_statistics(
-            hidden.flatten(0, 1).index_select(0, request.chosen),
+            hidden.flatten(0, 1).index_select(0, query.gather_index),
             weight,
-            request.ids,
-            temperature=request.temperature,
+            query.ids,
+            temperature=query.temperature,
             group=self._group,
             vocab_start=self._vocab_start,
-            kernels=request.kernels,
-            top_k=request.top_k,
+            kernels=query.kernels,
+            top_k=query.top_k,
         )
 
 
 def compiled_kernels(backend: str) -> row_kernels.Kernels:
-    """Returns the row kernels compiled for any number of tokens."""
+    """Returns the row kernels, compiled for any number of tokens."""
     return row_kernels.Kernels(
         torch.compile(row_kernels.row_statistics, fullgraph=True, dynamic=True, backend=backend),
         torch.compile(row_kernels.row_gradient, fullgraph=True, dynamic=True, backend=backend),

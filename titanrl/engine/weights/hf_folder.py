@@ -1,4 +1,4 @@
-"""Weights by their Hugging Face names: read from a folder, written to one."""
+"""Loads weights from a Hugging Face folder and exports them to one."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "load_folder", "rename_head"]
 
-EMBEDDING, HEAD, BODY = "model.embed_tokens.weight", "lm_head.weight", "model."
+EMBEDDING, HEAD, BACKBONE = "model.embed_tokens.weight", "lm_head.weight", "model."
 SCORE = "score.weight"
 """The head of transformers' models for sequence classification; it has no bias."""
 SHARD_BYTES = 4 * 2**30
-"""Size at which an exported file is closed and the next begun."""
+"""Size at which an exported file is closed and the next one is started."""
 
 
 def rename_head(adapter: StateDictAdapter) -> None:
-    """Makes the adapter of a value model call its head as transformers does."""
+    """Makes the adapter of a value model use transformers' name of the head."""
     adapter.from_hf_map[SCORE] = adapter.from_hf_map.pop(HEAD)
 
 
 @torch.no_grad()
 def load_folder(model: Model, folder: str) -> None:
-    """Fills the parameters from the safetensors of ``folder``; every rank reads its own shards.
+    """Loads the parameters from the safetensors of ``folder``; every rank reads its own shards.
 
-    A scalar head that the folder of a language model cannot have is set to zero: a value model's, or that of
-    a critic on the policy's body.
+    A scalar head that the folder of a language model does not have is set to zero: a value model's, or that
+    of a critic on the policy's backbone.
+
+    Args:
+        model: changed in place.
+        folder: Hugging Face folder.
 
     Raises:
-        ConfigError: no safetensors, or one that lacks a tensor or holds more beside a scalar head, a bias
+        ConfigError: no safetensors, a missing tensor, or a value model with further tensors, such as a bias
             or statistics of values.
     """
     if not list(Path(folder).glob("*.safetensors")):
@@ -55,42 +59,42 @@ def load_folder(model: Model, folder: str) -> None:
     for part in model.parts:
         state = part.state_dict()
         critic = {name: state.pop(name).zero_() for name in [*state] if name.startswith(VALUE)}
-        wanted = model.adapter.to_hf(state)
-        if SCORE in wanted and not model.config.is_value_model:
-            head = wanted.pop(SCORE).zero_()
-            _read(wanted, folder)
-            wanted[SCORE] = head
-        elif model.config.tied and HEAD in wanted:
-            # The file holds the embedding alone; an untied head begins as a copy of it.
-            renamed = {EMBEDDING: wanted.pop(HEAD)}
+        tensors = model.adapter.to_hf(state)
+        if SCORE in tensors and not model.config.is_value_model:
+            head = tensors.pop(SCORE).zero_()
+            _read(tensors, folder)
+            tensors[SCORE] = head
+        elif model.config.tied and HEAD in tensors:
+            # The file holds only the embedding; an untied head starts as a copy of it.
+            renamed = {EMBEDDING: tensors.pop(HEAD)}
             _read(renamed, folder)
             head = renamed[EMBEDDING]
-            _read(wanted, folder)
-            wanted[HEAD] = head
+            _read(tensors, folder)
+            tensors[HEAD] = head
         else:
-            _read(wanted, folder)
-        part.load_state_dict(model.adapter.from_hf(wanted) | critic)
+            _read(tensors, folder)
+        part.load_state_dict(model.adapter.from_hf(tensors) | critic)
 
 
 def _read(tensors: dict[str, Any], folder: str) -> None:
     stored = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
-    foreign = sorted(name for name in stored if not name.startswith(BODY) and name != SCORE)
+    foreign = sorted(name for name in stored if not name.startswith(BACKBONE) and name != SCORE)
     if SCORE in tensors and foreign:
         raise ConfigError(
-            f"{folder} must be a body and a scalar head {SCORE} alone, got {foreign[0]} too, which would not "
-            "be computed with; fold it into the head (a scale of the values scales its weight), or choose "
+            f"{folder} must hold only a backbone and a scalar head {SCORE}, got {foreign[0]} too, which "
+            "would be ignored; fold it into the head (a scale of the values scales its weight), or choose "
             "another model."
         )
     for name, tensor in tensors.items():
         size = getattr(stored.get(name), "size", None)
         if size != tensor.shape:
-            found = "none" if size is None else f"one of shape {list(size)}"
+            got = "none" if size is None else f"one of shape {list(size)}"
             raise ConfigError(
                 f"[model] path {folder!r} does not hold what its config.json says: {name} must have shape "
-                f"{list(tensor.shape)}, got {found}."
+                f"{list(tensor.shape)}, got {got}."
             )
     with warnings.catch_warnings():
-        # Without collectives: the stages of a pipeline read unequally often. That is meant, not a mistake.
+        # Without collectives, on purpose: pipeline stages read different numbers of times.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
 
@@ -105,8 +109,10 @@ def export(
     """Writes a Hugging Face folder (config, tokenizer, safetensors) that transformers loads; a collective.
 
     Args:
-        dtype: of the file. float32 keeps the master weights as they are; in bfloat16 small updates are
-            rounded away.
+        model: the model to write.
+        pp_group: of its pipeline stages; None: no pipeline parallelism.
+        folder: written by the first rank.
+        dtype: of the file. float32 keeps the master weights; bfloat16 rounds small updates away.
     """
     from safetensors.torch import save_file
 
@@ -114,33 +120,33 @@ def export(
     is_writer = dist.get_rank() == 0
     if is_writer:
         folder.mkdir(parents=True, exist_ok=True)
-    held: dict[str, torch.Tensor] = {}
+    pending: dict[str, torch.Tensor] = {}
     files: list[dict[str, torch.Tensor]] = []
     index: dict[str, int] = {}
 
     def close() -> None:
         number = len(files) + 1
-        save_file(held, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
-        index.update(dict.fromkeys(held, number))
+        save_file(pending, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
+        index.update(dict.fromkeys(pending, number))
         files.append({})
-        held.clear()
+        pending.clear()
 
     for name, value in iter_state_dict(model, pp_group):
         if not is_writer:
             continue
-        held[name] = value.to(dtype=precision(name, dtype), device="cpu").contiguous()
-        if sum(tensor.nbytes for tensor in held.values()) >= SHARD_BYTES:
+        pending[name] = value.to(dtype=precision(name, dtype), device="cpu").contiguous()
+        if sum(tensor.nbytes for tensor in pending.values()) >= SHARD_BYTES:
             close()
     if is_writer:
-        if held:
+        if pending:
             close()
-        _finish(folder, index, len(files))
-        _copy_rest(model, folder, dtype)
+        _rename_files(folder, index, len(files))
+        _write_config_and_tokenizer(model, folder, dtype)
     dist.barrier()
 
 
-def _finish(folder: Path, index: dict[str, int], count: int) -> None:
-    """Gives the files the names that transformers looks for, and writes their index if there are several."""
+def _rename_files(folder: Path, index: dict[str, int], count: int) -> None:
+    """Renames the files to the names that transformers expects; writes an index of several files."""
     if count == 1:
         (folder / "part-1.safetensors").replace(folder / "model.safetensors")
         return
@@ -153,14 +159,14 @@ def _finish(folder: Path, index: dict[str, int], count: int) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _copy_rest(model: Model, folder: Path, dtype: torch.dtype) -> None:
+def _write_config_and_tokenizer(model: Model, folder: Path, dtype: torch.dtype) -> None:
     source = Path(model.folder)
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     config |= {"tie_word_embeddings": model.tied, "dtype": str(dtype).removeprefix("torch.")}
     if model.is_value_model:
         config |= value_model_keys(config["architectures"], tuple(model.heads)) | {
-            "pad_token_id": _padding(config, source)
+            "pad_token_id": _pad_token_id(config, source)
         }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in source.iterdir():
@@ -168,13 +174,13 @@ def _copy_rest(model: Model, folder: Path, dtype: torch.dtype) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _padding(config: dict[str, Any], folder: Path) -> int | None:
-    """Returns the id that transformers takes for padding, as it scores a text at its last other token.
+def _pad_token_id(config: dict[str, Any], folder: Path) -> int | None:
+    """Returns the padding id of a value model: transformers scores a text at its last other token.
 
-    The end token where the folder names none: with it or without, a text has one score then.
+    Without a padding id in the folder it is the end token: a text then has one score with or without it.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    known = (config.get("pad_token_id"), tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((found for found in known if found is not None), None)
+    candidates = (config.get("pad_token_id"), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((token for token in candidates if token is not None), None)

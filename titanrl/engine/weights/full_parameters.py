@@ -1,4 +1,4 @@
-"""A whole copy of a sharded model on every rank, for as long as it decodes."""
+"""A full copy of a sharded model on every rank, for decoding."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ __all__ = ["full_parameters"]
 
 @contextmanager
 def full_parameters(model: Model, mesh: Mesh, *, max_length: int, dtype: str) -> Iterator[Decoder]:
-    """Lends a whole language model with the weights of ``model``; a collective.
+    """Yields an unsharded language model with the weights of ``model``; a collective.
 
     Args:
-        max_length: positions that it knows, tokens. dtype: of its weights.
+        model: the sharded model.
+        mesh: of its ranks.
+        max_length: positions of the rotary table, tokens.
+        dtype: of the copy's weights.
     """
     config = model.config
     spec = model_spec(
@@ -38,19 +41,19 @@ def full_parameters(model: Model, mesh: Mesh, *, max_length: int, dtype: str) ->
         tied=model.tied,
     )
     with torch.device("meta"):
-        whole: Decoder = spec.model.build()
+        decoder: Decoder = spec.model.build()
     compute = TORCH_DTYPE_MAP[dtype]
-    # The tensors that arrive are its parameters: nothing is copied.
+    # The received tensors become the parameters: nothing is copied.
     tensors = {
         name: tensor.to(dtype=precision(name, compute))
         for name, tensor in parameters(model, mesh.pp_group, compute)
     }
-    missing, unexpected = whole.load_state_dict(tensors, strict=False, assign=True)
+    missing, unexpected = decoder.load_state_dict(tensors, strict=False, assign=True)
     assert missing == (["lm_head.weight"] if model.tied else []), missing
     assert not unexpected, unexpected
     if model.tied:
-        whole.lm_head.weight = whole.tok_embeddings.weight
-    fill_buffers(whole, mesh.device)
-    whole.requires_grad_(False)
+        decoder.lm_head.weight = decoder.tok_embeddings.weight
+    fill_buffers(decoder, mesh.device)
+    decoder.requires_grad_(False)
     with torch.no_grad():
-        yield whole
+        yield decoder
