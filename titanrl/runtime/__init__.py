@@ -1,1 +1,1 @@
-"""The process: worker pool with timeouts, launching of ranks, lazy imports."""
+"""Processes: a worker pool with timeouts, the launch of ranks, lazy imports."""

@@ -1,7 +1,7 @@
-"""A stand-in for torch that becomes torch when something is read from it.
+"""A placeholder for the module torch that imports it on first access.
 
-Component files import torch at the top, and importing it takes seconds; commands that only read settings
-never touch a tensor. With the stand-in in place ``import torch`` is free until then.
+Component files import torch at the top, which takes seconds, and commands that only read settings never use a
+tensor. With the placeholder, ``import torch`` costs nothing until an attribute is read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["lazy_torch"]
 
 
 class _Lazy(ModuleType):
-    # importlib.util.LazyLoader would not do: any attribute wakes its modules, and Python 3.11 reads __spec__
-    # of what stands in sys.modules at every import statement.
+    # importlib.util.LazyLoader does not work here: it loads on any attribute, and Python 3.11 reads __spec__
+    # of the entry in sys.modules at every import statement.
     def __getattr__(self, name: str) -> Any:
         self.__class__ = ModuleType  # type: ignore[assignment]
         spec = self.__spec__
@@ -28,13 +28,13 @@ class _Lazy(ModuleType):
 
 
 def lazy_torch() -> None:
-    """Makes ``import torch`` lazy in this process; does nothing where torch is loaded or not installed."""
+    """Make ``import torch`` lazy in this process; do nothing if torch is loaded or not installed."""
     if "torch" in sys.modules:
         return
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return
     module = importlib.util.module_from_spec(spec)
-    del module.__path__  # So that importing a submodule wakes torch first.
+    del module.__path__  # Importing a submodule then loads torch first.
     module.__class__ = _Lazy
     sys.modules["torch"] = module

@@ -1,7 +1,7 @@
-"""The process that runs one guarded call at a time; started by the worker pool, standard library only.
+"""The worker process of ``worker_pool``: it runs one call at a time. Standard library only.
 
-Protocol over one duplex connection, every message pickled: the parent sends (function, imports) once and the
-worker answers None when all is imported, or what failed; then it answers each (arguments, seconds) by
+Protocol over one duplex connection with pickled messages: the parent sends (function, imports) once, and the
+worker replies None after importing, or the error as text. It then replies to each (arguments, seconds) with
 (value, failure).
 """
 
@@ -21,18 +21,20 @@ from typing import Any
 __all__ = ["error_text"]
 
 MEMORY_BYTES = 4 << 30
+"""Address space of a worker."""
 GRACE_SECONDS = 5.0
+"""Time after a call's timeout at which the kernel ends a worker whose parent is gone."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def _adopt_orphans() -> None:
-    """Descendants that lose their parent become ours, not init's, so that whoever kills us finds them."""
+    """Make orphaned descendants children of this process, not of init, so that the pool can kill them."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def error_text(error: BaseException) -> str:
-    """Returns an exception's type and message, cut to 500 characters, whatever its str does."""
+    """Return an exception's type and message, at most 500 characters, also if its ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:
@@ -40,14 +42,13 @@ def error_text(error: BaseException) -> str:
 
 
 def _run(function: Any, arguments: tuple[Any, ...], seconds: float) -> bytes:
-    # Should the parent die meanwhile, the kernel ends us: the default action works inside C code too.
+    # If the parent dies during the call, the kernel ends this process; that works inside C code too.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
     try:
         return pickle.dumps((function(*arguments), None))
-    except (
-        BaseException
-    ) as error:  # SystemExit and KeyboardInterrupt of graded code are failures of that item
+    # SystemExit and KeyboardInterrupt raised by graded code are failures of that item.
+    except BaseException as error:
         return pickle.dumps((None, error_text(error)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

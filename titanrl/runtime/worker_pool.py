@@ -1,8 +1,8 @@
-"""Calls with a deadline, each in a worker process that is killed, with its children, when it is late.
+"""Calls with a timeout, each in a worker process that is killed, with its descendants, when it times out.
 
-Threads can't be stopped and signals work in the main thread only, so grading that may hang (symbolic algebra,
-foreign code) runs here. Workers are plain new interpreters: nothing is forked, no lock or GPU context of the
-trainer is inherited, and functions whose module imports no torch start fast.
+Threads cannot be stopped and signals reach the main thread only, so graders that may hang (symbolic algebra,
+untrusted code) run here. Workers are new interpreters: nothing is forked, no lock or GPU context of the
+trainer is inherited, and functions whose module does not import torch start fast.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ from typing import Any, NamedTuple
 __all__ = ["WorkerPool", "CallResult", "map_with_timeout"]
 
 START_SECONDS = 120.0
-"""Limit for a worker to start and import; generous, since nothing of the model's runs yet."""
+"""Time for a worker to start and import; long, because no untrusted code runs yet."""
 MAX_WORKERS = 4
 KILL_ROUNDS = 20
+"""Passes over a worker's descendants, which may start new processes while they are killed."""
 MAX_FAILED_STARTS = 3
-"""So many in a row, and something is wrong that another try doesn't mend."""
+"""Failed starts in a row after which another attempt is useless."""
 
 
 class CallResult(NamedTuple):
-    """What became of one item."""
+    """The result of one call."""
 
     value: Any
     """The function's result; None after a failure."""
     failure: str | None
-    """Why there is none: `deadline`, `died`, or the exception's type and text."""
+    """None after a success; else "timeout", "died", or the exception's type and message."""
 
     @property
     def score(self) -> Any:
-        """The value, or why there is none."""
+        """The value, or the failure as text."""
         return self.value if self.failure is None else self.failure
 
 
 class WorkerPool:
-    """Worker processes for one function.
+    """Worker processes that call one function.
 
     Args:
-        function: importable by name; receives each item's arguments, its result must pickle.
-        imports: modules that a worker imports before its first item, so that no item pays for them.
-        num_workers: processes, started when first needed.
+        function: importable by name; its arguments and its result must pickle.
+        imports: modules that a worker imports before its first call, so that no timeout includes them.
+        num_workers: number of processes, started when first needed; None: one per core, at most MAX_WORKERS.
     """
 
     def __init__(
@@ -67,81 +68,85 @@ class WorkerPool:
         atexit.register(self.close)
 
     def map(self, items: Iterable[tuple[Any, ...]], timeout_seconds: float) -> list[CallResult]:
-        """Returns one outcome for each item's arguments, in order; callable from any thread.
+        """Call the function once per item and return the results in order; callable from any thread.
 
-        A late item's worker is killed and replaced; other items are not affected, nor is their time counted
-        while they wait for a worker. KeyboardInterrupt of the user passes through.
+        The worker of a call that times out is killed and replaced. Other items are not affected, and time
+        spent waiting for a worker does not count. The user's KeyboardInterrupt propagates.
+
+        Args:
+            items: the arguments of each call.
+            timeout_seconds: limit for each call.
 
         Raises:
-            RuntimeError: workers can't be started at all.
+            RuntimeError: workers cannot be started.
         """
         work = list(items)
-        outcomes: list[CallResult | None] = [None] * len(work)
+        results: list[CallResult | None] = [None] * len(work)
         with self._lock:
             self._forget_after_fork()
             self._failed_starts = 0
             try:
-                self._drive(work, outcomes, timeout_seconds)
+                self._run(work, results, timeout_seconds)
             except BaseException:
                 self._kill_all()
                 raise
-        return [outcome if outcome is not None else CallResult(None, "died") for outcome in outcomes]
+        return [result if result is not None else CallResult(None, "died") for result in results]
 
     def close(self) -> None:
-        """Ends all workers; the next map starts new ones."""
+        """End all workers; the next ``map`` starts new ones."""
         with self._lock:
             self._forget_after_fork()
             self._kill_all()
 
-    def _drive(
-        self, work: list[tuple[Any, ...]], outcomes: list[CallResult | None], timeout_seconds: float
+    def _run(
+        self, work: list[tuple[Any, ...]], results: list[CallResult | None], timeout_seconds: float
     ) -> None:
         pending = list(range(len(work)))[::-1]
-        while any(outcome is None for outcome in outcomes):
-            wanted = min(self._num_workers, outcomes.count(None))
+        while any(result is None for result in results):
+            wanted = min(self._num_workers, results.count(None))
             self._workers += [_Worker(self._setup) for _ in range(wanted - len(self._workers))]
             for worker in list(self._workers):
                 if worker.is_ready and worker.item is None and pending:
                     index = pending.pop()
                     if not worker.begin(index, work[index], timeout_seconds):
-                        # Gone while it was idle: nothing of this item ran, another worker takes it.
+                        # It died while idle: the call has not begun, so another worker takes the item.
                         pending.append(index)
-                        self._lose(worker, outcomes, "died")
+                        self._replace(worker, results, "died")
             now = time.monotonic()
             limit = min((worker.limit for worker in self._workers), default=now)
             readable = wait([worker.connection for worker in self._workers], timeout=max(limit - now, 0.0))
             for worker in list(self._workers):
                 if worker.connection in readable:
-                    self._hear(worker, outcomes)
+                    self._receive(worker, results)
                 elif worker.limit <= time.monotonic():
-                    self._lose(worker, outcomes, "deadline")
+                    self._replace(worker, results, "timeout")
 
-    def _hear(self, worker: _Worker, outcomes: list[CallResult | None]) -> None:
+    def _receive(self, worker: _Worker, results: list[CallResult | None]) -> None:
         try:
-            answer = pickle.loads(worker.connection.recv_bytes())
+            reply = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError, pickle.UnpicklingError):
-            self._lose(worker, outcomes, "died")
+            self._replace(worker, results, "died")
             return
         if not worker.is_ready:
-            if answer is not None:
-                raise RuntimeError(f"deadline worker can't import what it needs: {answer}")
+            if reply is not None:
+                raise RuntimeError(f"a worker process cannot import the function: {reply}")
             worker.ready()
             self._failed_starts = 0
         elif worker.item is not None:
-            outcomes[worker.item] = CallResult(*answer)
+            results[worker.item] = CallResult(*reply)
             worker.ready()
 
-    def _lose(self, worker: _Worker, outcomes: list[CallResult | None], why: str) -> None:
+    def _replace(self, worker: _Worker, results: list[CallResult | None], failure: str) -> None:
         self._workers.remove(worker)
         worker.kill()
         self._failed_starts += not worker.is_ready
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise RuntimeError(
-                f"deadline workers did not start ({why}); try `python -m titanrl.runtime.worker`."
+                f"worker processes do not start ({failure}); try `python -m titanrl.runtime.worker`."
             )
         if worker.item is not None:
-            outcomes[worker.item] = CallResult(None, why)
-        # Replaced at once: the new one imports while others work.
+            results[worker.item] = CallResult(None, failure)
+        # Start the replacement at once: it imports while other workers compute.
         self._workers.append(_Worker(self._setup))
 
     def _kill_all(self) -> None:
@@ -154,7 +159,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, and what it is doing now."""
+    """One worker process and its current call."""
 
     def __init__(self, setup: bytes) -> None:
         ours, theirs = socket.socketpair()
@@ -176,14 +181,14 @@ class _Worker:
         self.is_ready = False
         self.item: int | None = None
         self.limit = time.monotonic() + START_SECONDS
-        with contextlib.suppress(OSError):  # a worker that died says so by closing its end
+        with contextlib.suppress(OSError):  # The pool notices a dead worker by its closed connection.
             self.connection.send_bytes(setup)
 
     def ready(self) -> None:
         self.is_ready, self.item, self.limit = True, None, float("inf")
 
     def begin(self, item: int, arguments: tuple[Any, ...], seconds: float) -> bool:
-        """Sends an item; False if the process is gone."""
+        """Send an item; return False if the process has died."""
         try:
             self.connection.send_bytes(pickle.dumps((arguments, seconds)))
         except OSError:
@@ -192,16 +197,16 @@ class _Worker:
         return True
 
     def kill(self) -> None:
-        """Ends the process and all its descendants, those too that moved to sessions of their own."""
+        """Kill the process and all its descendants, including those that moved to sessions of their own."""
         self.connection.close()
         pid = self.process.pid
-        # Stopped, it starts nothing new, yet still adopts orphans; alone, it can't outrun the killing.
+        # A stopped process starts nothing new but still adopts orphans, so the descendants become fewer.
         _send(pid, signal.SIGSTOP)
         for _ in range(KILL_ROUNDS):
-            below = descendants(pid)
-            if not below:
+            children = descendants(pid)
+            if not children:
                 break
-            for child in below:
+            for child in children:
                 _send(child, signal.SIGKILL)
         _send(pid, signal.SIGKILL)
         self.process.wait()
@@ -213,22 +218,22 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, zombies left out, from /proc; empty where there is none."""
+    """Return the living descendants of ``pid``, without zombies, from /proc; empty if there is no /proc."""
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The command name, in brackets, may hold spaces.
+            # The command name, in parentheses, may contain spaces.
             state, parent = entry.read_text().rpartition(")")[2].split()[:2]
             children.setdefault(int(parent), []).append(int(entry.parent.name))
             if state == "Z":
                 zombies.add(int(entry.parent.name))
-    found, queue = [], [pid]
+    pids, queue = [], [pid]
     while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return [child for child in found if child not in zombies]
+        direct = children.get(queue.pop(), [])
+        pids += direct
+        queue += direct
+    return [child for child in pids if child not in zombies]
 
 
 _pools: dict[tuple[Any, ...], WorkerPool] = {}
@@ -242,7 +247,14 @@ def map_with_timeout(
     timeout_seconds: float,
     imports: Sequence[str] = (),
 ) -> list[CallResult]:
-    """Returns the outcome of `function(*item)` for each item, through one lasting pool per function."""
+    """Return the result of ``function(*item)`` for each item, from a pool per function that lives on.
+
+    Args:
+        function: as for ``WorkerPool``.
+        items: the arguments of each call.
+        timeout_seconds: limit for each call.
+        imports: as for ``WorkerPool``.
+    """
     key = (function, tuple(imports))
     with _pools_lock:
         pool = _pools.setdefault(key, WorkerPool(function, imports=imports))

@@ -1,4 +1,4 @@
-"""Answers to prompts from outside, the best of several first: sampled together, judged together."""
+"""Responses to requests from outside, ranked by rewards: all requests are generated and scored together."""
 
 from __future__ import annotations
 
@@ -19,216 +19,228 @@ if TYPE_CHECKING:
     from titanrl.protocols import Completion, Messages
     from titanrl.rollout.generator import Generator
 
-__all__ = ["GenerationResult", "BestOf", "RankedResponse", "GenerationRequest", "ranking_rewards"]
+__all__ = ["BestOf", "GenerationRequest", "GenerationResult", "RankedResponse", "ranking_rewards"]
 
 
 class GenerationRequest(NamedTuple):
-    """One prompt, and how it is to be answered."""
+    """One prompt and its sampling parameters."""
 
     prompt: Messages | str | tuple[int, ...]
     """A chat, text, or token ids."""
-    answer: str = ""
+    reference: str = ""
     """Reference answer, for rewards that read it."""
-    num: int = 1
-    """Answers sampled (N)."""
-    is_judged: bool = False
-    """Whether rewards score the answers and rank them."""
+    num_responses: int = 1
+    """Number of sampled responses (N)."""
+    is_ranked: bool = False
+    """Whether rewards score and rank the responses."""
     seed: int = 0
-    """In [0, 2^42); with the run's seed it decides what is sampled."""
+    """In [0, 2^42); together with the run's seed it determines the samples."""
     temperature: float | None = None
     """0: greedy; None: the sampler's."""
     max_tokens: int | None = None
-    """Longest answer; None: the sampler's."""
+    """Token limit of a response; None: the sampler's."""
     stop: tuple[str, ...] = ()
-    """Texts before the first of which an answer ends."""
+    """Texts that end a response; it does not include them."""
 
 
 class RankedResponse(NamedTuple):
-    """One answer and what it is worth."""
+    """One response and its score."""
 
     text: str
-    tokens: int
+    num_tokens: int
     finish_reason: int
     """A ``FinishReason``."""
     score: float | None = None
-    """By which it is ranked; None: it was not judged, or a reward could not."""
+    """Score for the ranking; None: not scored, or a reward failed."""
     rewards: Mapping[str, float] = MappingProxyType({})
-    """Label -> raw value, of the rewards that could judge."""
+    """Label -> raw value, of each reward that did not fail."""
     failures: Mapping[str, str] = MappingProxyType({})
-    """Label -> why a reward could not."""
+    """Label -> reason, of each reward that failed."""
 
 
 class GenerationResult(NamedTuple):
-    """What came of one question."""
+    """The responses to one request."""
 
-    prompt_tokens: int
+    num_prompt_tokens: int
     ranked: list[RankedResponse]
-    """The best first, those without a score last, else in the order in which they were sampled."""
+    """Highest score first, responses without a score last; ties in the order of sampling."""
 
 
 def ranking_rewards(rewards: Sequence[Reward], label: str | None) -> list[Reward]:
-    """Returns the rewards that are asked to rank by one of them, or by the weighted sum, those they read too.
+    """Return the rewards that a ranking needs, including those that other rewards read.
 
     Args:
-        label: of the one whose raw value ranks; None: the sum, to which a weight of 0 adds nothing.
+        rewards: all rewards of the experiment.
+        label: the reward whose raw value ranks; None: the weighted sum, which ignores rewards of weight 0.
 
     Raises:
-        ConfigError: there is no such reward.
+        ConfigError: no reward has the label.
     """
-    known = {each.label: each for each in rewards}
-    if label is not None and label not in known:
-        text = f"must be the label of a [[reward]], got {label!r}{did_you_mean(label, known) or ';'}"
-        raise ConfigError(f"--reward {text} labels: {', '.join(known) or 'none'}.")
-    wanted = [each.label for each in rewards if each.weight != 0] if label is None else [label]
-    for name in wanted:
-        wanted += sorted(read_by(known[name], rewards) - set(wanted))
-    return [each for each in rewards if each.label in wanted]
+    by_label = {each.label: each for each in rewards}
+    if label is not None and label not in by_label:
+        text = f"must be the label of a [[reward]], got {label!r}{did_you_mean(label, by_label) or ';'}"
+        raise ConfigError(f"--reward {text} labels: {', '.join(by_label) or 'none'}.")
+    needed = [each.label for each in rewards if each.weight != 0] if label is None else [label]
+    for name in needed:
+        needed += sorted(read_by(by_label[name], rewards) - set(needed))
+    return [each for each in rewards if each.label in needed]
 
 
 class BestOf:
-    """Answers questions with a policy, all that it is given together.
+    """Best-of-N generation: responses of a policy, ranked by rewards.
 
     Args:
-        host: the policy, of one process. reward: label of the reward that ranks; None: the weighted sum.
+        generator: the policy, in one process.
+        reward: label of the reward that ranks; None: the weighted sum.
     """
 
-    def __init__(self, host: Generator, reward: str | None = None) -> None:
-        self._host, self._label = host, reward
-        self._judges = ranking_rewards(host.rewards, reward)
-        self._vocab_size = inspect(host.model_path).vocab_size
+    def __init__(self, generator: Generator, reward: str | None = None) -> None:
+        self._generator, self._label = generator, reward
+        self._rewards = ranking_rewards(generator.rewards, reward)
+        self._vocab_size = inspect(generator.model_path).vocab_size
 
-    def __call__(self, questions: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
-        """Returns what came of each question; the others do not suffer from one that cannot be answered.
+    def __call__(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
+        """Return the result of each request, in order; a failed request does not affect the others.
 
-        A ValueError in its place says that the question is at fault, a TrainingError that the rewards are.
+        A ValueError in place of a result means that the request is invalid, a TrainingError that the rewards
+        failed.
         """
         results: dict[int, GenerationResult | Exception] = {}
-        rows: dict[int, list[RolloutRequest]] = {}
-        for number, question in enumerate(questions):
+        rollouts: dict[int, list[RolloutRequest]] = {}
+        for index, request in enumerate(requests):
             try:
-                rows[number] = self._rows(question)
+                rollouts[index] = self._rollout_requests(request)
             except ValueError as error:
-                results[number] = error
-        candidates: dict[int, list[RankedResponse]] = {}
-        judged: dict[int, list[_Answer]] = {}
-        for number, found in self._sampled(questions, rows).items():
-            if isinstance(found, ValueError):
-                results[number] = found
-            elif questions[number].is_judged:
-                judged[number] = found
+                results[index] = error
+        responses: dict[int, list[RankedResponse]] = {}
+        to_score: dict[int, list[_Response]] = {}
+        for index, generated in self._generate(requests, rollouts).items():
+            if isinstance(generated, ValueError):
+                results[index] = generated
+            elif requests[index].is_ranked:
+                to_score[index] = generated
             else:
-                candidates[number] = [_candidate(answer) for answer in found]
+                responses[index] = [_unscored(response) for response in generated]
         try:
-            candidates |= self._judged(rows, judged)
-        # Such as that of a server which is gone; that is no reason to end this one.
+            responses |= self._score(rollouts, to_score)
+        # For example, a reward server that is down. The model server continues.
         except Exception as error:
-            results |= dict.fromkeys(judged, TrainingError(f"the rewards failed: {error_text(error)}"))
-        for number, own in candidates.items():
+            results |= dict.fromkeys(to_score, TrainingError(f"the rewards failed: {error_text(error)}"))
+        for index, own in responses.items():
             ranked = sorted(own, key=lambda each: (each.score is None, -(each.score or 0.0)))
-            results[number] = GenerationResult(len(rows[number][0].prompt_ids), ranked)
-        return [results[number] for number in range(len(questions))]
+            results[index] = GenerationResult(len(rollouts[index][0].prompt_ids), ranked)
+        return [results[index] for index in range(len(requests))]
 
-    def _rows(self, question: GenerationRequest) -> list[RolloutRequest]:
+    def _rollout_requests(self, request: GenerationRequest) -> list[RolloutRequest]:
         """Raises:
-        ValueError: a prompt that cannot be tokenized, or is too long.
+        ValueError: the prompt cannot be tokenized or is too long.
         """
-        tokens, prompt = self._host.tokenizer, question.prompt
+        tokenizer, prompt = self._generator.tokenizer, request.prompt
         if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
             ids = [token for token in prompt if isinstance(token, int)]
             if max(ids) >= self._vocab_size:
                 raise ValueError(f"prompt must have token ids < {self._vocab_size}, got {max(ids)}.")
-            text = tokens.decode_prompt(ids)
+            text = tokenizer.decode_prompt(ids)
         else:
             chat: Messages | str = prompt  # type: ignore[assignment]
             text = chat if isinstance(chat, str) else chat[-1]["content"]
             try:
-                ids = tokens.encode(Prompt(chat))
+                ids = tokenizer.encode(Prompt(chat))
             except ConfigError:
                 raise
             except ValueError as error:
                 raise ValueError(f"messages {error}") from error
-        sampler = self._host.sampler_settings
-        assert sampler is not None
-        longest = sampler.max_response_tokens if question.max_tokens is None else question.max_tokens
-        room = self._host.max_length
+        max_tokens = request.max_tokens
+        if max_tokens is None:
+            max_tokens = self._generator.sampler_settings.max_response_tokens
+        limit = self._generator.max_length
         if not ids:
             raise ValueError("prompt has no tokens; give it text.")
-        if len(ids) + longest > room:
+        if len(ids) + max_tokens > limit:
             raise ValueError(
-                f"the prompt has {len(ids)} tokens; with max_tokens = {longest} that makes "
-                f"{len(ids) + longest}, more than {room}. Ask for fewer, shorten the prompt, or start the "
-                "server with a larger training.seq_len."
+                f"the prompt has {len(ids)} tokens; with max_tokens = {max_tokens} that makes "
+                f"{len(ids) + max_tokens}, more than {limit}. Reduce max_tokens, shorten the prompt, or "
+                "start the server with a larger training.seq_len."
             )
         return [
-            RolloutRequest(ids, question.seed, sample, text, question.answer)
-            for sample in range(question.num)
+            RolloutRequest(ids, request.seed, sample, text, request.reference)
+            for sample in range(request.num_responses)
         ]
 
-    def _sampled(
-        self, questions: Sequence[GenerationRequest], rows: Mapping[int, Sequence[RolloutRequest]]
-    ) -> dict[int, list[_Answer] | ValueError]:
-        """Returns the answers to each question that has rows; those alike are sampled in one call."""
-        alike: dict[tuple[float | None, int | None], list[int]] = {}
-        for number in rows:
-            alike.setdefault((questions[number].temperature, questions[number].max_tokens), []).append(number)
-        found: dict[int, list[_Answer] | ValueError] = {}
-        for (temperature, max_tokens), numbers in alike.items():
+    def _generate(
+        self, requests: Sequence[GenerationRequest], rollouts: Mapping[int, Sequence[RolloutRequest]]
+    ) -> dict[int, list[_Response] | ValueError]:
+        """Return the responses to each valid request, with one sampler call per set of parameters."""
+        batches: dict[tuple[float | None, int | None], list[int]] = {}
+        for index in rollouts:
+            parameters = (requests[index].temperature, requests[index].max_tokens)
+            batches.setdefault(parameters, []).append(index)
+        generated: dict[int, list[_Response] | ValueError] = {}
+        for (temperature, max_tokens), indices in batches.items():
             try:
-                samples = self._host.sampler.sample(
-                    [row for number in numbers for row in rows[number]], step=0, seed=self._host.seed,
-                    temperature=temperature or None, greedy=temperature == 0, max_tokens=max_tokens,
-                )  # fmt: skip
+                completions = self._generator.sampler.sample(
+                    [rollout for index in indices for rollout in rollouts[index]],
+                    step=0,
+                    seed=self._generator.seed,
+                    temperature=temperature or None,
+                    greedy=temperature == 0,
+                    max_tokens=max_tokens,
+                )
             except ValueError as error:
-                found |= dict.fromkeys(numbers, error)
+                generated |= dict.fromkeys(indices, error)
                 continue
-            left = iter(samples)
-            for number in numbers:
-                found[number] = [self._ended(next(left), questions[number].stop) for _ in rows[number]]
-        return found
+            remaining = iter(completions)
+            for index in indices:
+                stop = requests[index].stop
+                generated[index] = [self._apply_stop(next(remaining), stop) for _ in rollouts[index]]
+        return generated
 
-    def _ended(self, sample: Completion, stop: Sequence[str]) -> _Answer:
-        """Returns an answer up to the first of some texts, with the tokens that it took to see that."""
-        decode = self._host.tokenizer.decode
-        text = decode(sample.ids)
-        places = [text.index(each) for each in stop if each in text]
-        if not places:
-            return _Answer(sample, text)
+    def _apply_stop(self, completion: Completion, stop: Sequence[str]) -> _Response:
+        """Return a completion cut at the first stop text, with the tokens up to the end of that text."""
+        decode = self._generator.tokenizer.decode
+        text = decode(completion.ids)
+        starts = [text.index(each) for each in stop if each in text]
+        if not starts:
+            return _Response(completion, text)
 
-        def is_ended(count: int) -> bool:
-            return any(each in decode(sample.ids[:count]) for each in stop)
+        def contains_stop(count: int) -> bool:
+            return any(each in decode(completion.ids[:count]) for each in stop)
 
-        count = bisect_left(range(len(sample.ids) + 1), True, key=is_ended)
-        return _Answer(sample.truncated(count, FinishReason.STOP), text[: min(places)])
+        count = bisect_left(range(len(completion.ids) + 1), True, key=contains_stop)
+        return _Response(completion.truncated(count, FinishReason.STOP), text[: min(starts)])
 
-    def _judged(
-        self, rows: Mapping[int, Sequence[RolloutRequest]], answers: Mapping[int, Sequence[_Answer]]
+    def _score(
+        self, rollouts: Mapping[int, Sequence[RolloutRequest]], responses: Mapping[int, Sequence[_Response]]
     ) -> dict[int, list[RankedResponse]]:
-        """Returns the answers to each question with what the rewards say, which are asked once about all."""
-        flat = [answer for own in answers.values() for answer in own]
+        """Return the responses to each request with their scores; each reward scores all of them at once."""
+        flat = [response for own in responses.values() for response in own]
         if not flat:
             return {}
-        texts = iter([answer.text for answer in flat])
+        texts = iter([response.text for response in flat])
         batch = collate_rollouts(
-            [row for number in answers for row in rows[number]], [answer.sample for answer in flat],
-            decode=lambda _: next(texts), version=self._host.sampler.version,
-        )  # fmt: skip
-        scores, reasons = score_rewards(batch, self._judges)
+            [rollout for index in responses for rollout in rollouts[index]],
+            [response.completion for response in flat],
+            decode=lambda _: next(texts),
+            version=self._generator.sampler.version,
+        )
+        scores, reasons = score_rewards(batch, self._rewards)
         key = "reward" if self._label is None else ("rewards", self._label)
-        candidates = []
-        for row, answer in enumerate(flat):
-            why = {label: failed[row] for label, failed in reasons.items() if row in failed}
-            raw = {label: float(scores["rewards", label][row]) for label in reasons if label not in why}
-            score = None if why else float(scores[key][row])
-            candidates.append(_candidate(answer)._replace(score=score, rewards=raw, failures=why))
-        left = iter(candidates)
-        return {number: [next(left) for _ in own] for number, own in answers.items()}
+        scored = []
+        for row, response in enumerate(flat):
+            failures = {label: failed[row] for label, failed in reasons.items() if row in failed}
+            raw = {label: float(scores["rewards", label][row]) for label in reasons if label not in failures}
+            score = None if failures else float(scores[key][row])
+            scored.append(_unscored(response)._replace(score=score, rewards=raw, failures=failures))
+        remaining = iter(scored)
+        return {index: [next(remaining) for _ in own] for index, own in responses.items()}
 
 
-class _Answer(NamedTuple):
-    sample: Completion
+class _Response(NamedTuple):
+    completion: Completion
     text: str
-    """Of its tokens, without a stop text that ends it."""
+    """Decoded, without the stop text that ends it."""
 
 
-def _candidate(answer: _Answer) -> RankedResponse:
-    return RankedResponse(answer.text, len(answer.sample.ids), answer.sample.finish_reason)
+def _unscored(response: _Response) -> RankedResponse:
+    completion = response.completion
+    return RankedResponse(response.text, len(completion.ids), completion.finish_reason)

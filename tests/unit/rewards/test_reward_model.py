@@ -26,7 +26,7 @@ from titanrl.engine import Engine, EngineConfig
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import tiny
 from titanrl.ops.sequence import at_last_loss_token
-from titanrl.preflight.memory import memory
+from titanrl.preflight.memory import estimate_rank_memory
 from titanrl.preflight.verify import preflight
 from titanrl.serve.http import Batcher
 from titanrl.serve.reward_model import reward_app
@@ -111,7 +111,7 @@ def test_memory_of_a_reward_model_is_that_of_its_weights(folder: Path) -> None:
             f"[{{name='reward_model', path='{folder}', dtype='bfloat16', offload={str(offload).lower()}}}]"
         )
         changes = [f"reward={table}", f"model.path={folder.with_name('policy')}"]
-        found = {each.name: each for each in memory(load(EXPERIMENT, changes), 1)}
+        found = {each.name: each for each in estimate_rank_memory(load(EXPERIMENT, changes), 1)}
         assert found["reward_model: weights"] == ("reward_model: weights", 2 * numbers, offload)
         assert found["activations"].size > 2 * numbers
 

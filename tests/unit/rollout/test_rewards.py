@@ -193,7 +193,7 @@ def test_pooled_reward_counts_timeouts() -> None:
     tower = "$5^{5^{5^{5^5}}}$"
     scores, reasons = score_rewards(make("$4$", tower, r"\boxed{4}"), [Term(math, failure_score=-0.25)])
     assert scores["reward"].tolist() == [1.0, -0.25, 1.0]
-    assert reasons == {"r": {1: "deadline"}}
+    assert reasons == {"r": {1: "timeout"}}
 
 
 def test_score_rewards_does_not_modify_the_batch() -> None:

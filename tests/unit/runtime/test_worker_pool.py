@@ -1,4 +1,4 @@
-"""titanrl.runtime.worker_pool: results in order, late and dying calls isolated, nothing left behind."""
+"""The worker pool: results in order, timed-out and dying calls isolated, no process left behind."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_timed_out_item_fails_and_the_next_is_scored(pool: WorkerPool, what: str
     """Also inside C code that no signal handler interrupts."""
     pool.map([("warm",), ("warm",)], 10.0)
     start = time.monotonic()
-    outcomes = pool.map([("a",), (what,), ("b",), ("c",)], 1.0)
-    assert outcomes == [
+    results = pool.map([("a",), (what,), ("b",), ("c",)], 1.0)
+    assert results == [
         CallResult("a", None),
-        CallResult(None, "deadline"),
+        CallResult(None, "timeout"),
         CallResult("b", None),
         CallResult("c", None),
     ]
@@ -67,8 +67,8 @@ def test_exceptions_of_any_kind_are_failures(pool: WorkerPool, what: str, failur
 
 
 def test_dying_worker_is_replaced(pool: WorkerPool) -> None:
-    outcomes = pool.map([("die",), ("a",), ("die",), ("b",)], 10.0)
-    assert [outcome.failure for outcome in outcomes] == ["died", None, "died", None]
+    results = pool.map([("die",), ("a",), ("die",), ("b",)], 10.0)
+    assert [result.failure for result in results] == ["died", None, "died", None]
     assert pool.map([("c",)], 10.0) == [CallResult("c", None)]
 
 
@@ -88,24 +88,24 @@ def test_item_that_prints_does_not_disturb_the_pool(
 
 
 def test_threads_share_a_pool(pool: WorkerPool) -> None:
-    found: dict[str, list[CallResult]] = {}
+    results: dict[str, list[CallResult]] = {}
 
     def use(name: str) -> None:
-        found[name] = pool.map([(f"{name}{index}",) for index in range(8)], 10.0)
+        results[name] = pool.map([(f"{name}{index}",) for index in range(8)], 10.0)
 
     threads = [threading.Thread(target=use, args=(name,)) for name in "xyz"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == {name: [CallResult(f"{name}{index}", None) for index in range(8)] for name in "xyz"}
+    assert results == {name: [CallResult(f"{name}{index}", None) for index in range(8)] for name in "xyz"}
 
 
 def test_timed_out_item_leaves_no_child_process(tmp_path: Path) -> None:
     """Neither a child nor an orphan in its own session survives."""
     note = tmp_path / "pids"
     pool = WorkerPool(leave_children, num_workers=1)
-    assert pool.map([(str(note),)], 8.0) == [CallResult(None, "deadline")]
+    assert pool.map([(str(note),)], 8.0) == [CallResult(None, "timeout")]
     pids = [int(pid) for pid in note.read_text().split()]
     assert len(pids) == 2
     assert not [pid for pid in pids if is_running(pid)]

@@ -13,7 +13,7 @@ class Rude(BaseException):
 
 
 def act(what: str) -> str:
-    """Does what a badly behaved grader does, then says that it did."""
+    """Behave like a faulty grader, then return the argument."""
     match what:
         case "sleep":
             time.sleep(60)
@@ -38,9 +38,9 @@ def act(what: str) -> str:
 
 
 def leave_children(note: str) -> str:
-    """Starts a child and, from a session of its own, an orphan; writes their pids and hangs."""
+    """Start a child and, from a session of its own, an orphan; write their pids and hang."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    # The middle process ends at once, so its child loses its parent, as daemons do.
+    # The process in the middle ends at once, so its child becomes an orphan, as daemons do.
     script = "import subprocess as s, sys; "
     script += "print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
     command = [sys.executable, "-c", script, sys.executable, "-c", "import time; time.sleep(60)"]
@@ -52,5 +52,5 @@ def leave_children(note: str) -> str:
 
 
 def threads_and_modules() -> tuple[str, bool]:
-    """Which process this is, and whether torch got in."""
+    """Return the process id and whether torch is imported."""
     return str(os.getpid()), "torch" in sys.modules

@@ -1,4 +1,4 @@
-"""Questions from outside: sampled and judged together, the best first, faults told to who asked."""
+"""Requests from outside: generated and scored together, the best response first, errors per request."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from titanrl.serve.best_of_n import (
 
 
 class Alphabet:
-    """Sample i of a prompt is the letters from number i on, as many as may be."""
+    """A sampler whose response i is the alphabet from letter i on, as long as allowed."""
 
     version = 0
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
 
     def sample(self, rows: Sequence[RolloutRequest], **given: Any) -> list[Completion]:
-        self.asked.append({"rows": list(rows), **given})
+        self.calls.append({"rows": list(rows), **given})
         if given["temperature"] == 0.001:
             raise ValueError("temperature must be in [0.01, 2], got 0.001")
         length = given["max_tokens"] or 4
@@ -45,7 +45,7 @@ class Alphabet:
 
 
 class Letters:
-    """Tokens are code points."""
+    """A tokenizer whose ids are code points."""
 
     def encode(self, prompt: Any) -> list[int]:
         if not isinstance(prompt.messages, str):
@@ -60,7 +60,7 @@ class Letters:
 
 @dataclass(frozen=True)
 class Term:
-    """A [[reward]] of a plain function."""
+    """A [[reward]] with a plain function."""
 
     component: Any
     label: str
@@ -70,19 +70,19 @@ class Term:
 
 
 def near_c(batch: TensorDict) -> torch.Tensor:
-    """Below 0 but for a first letter c; it cannot judge b."""
+    """Return 0 for the first letter c and less for others; raise for b."""
     letters = [text[:1] for text in batch["text", "response"]]
     if "b" in letters:
-        raise RuntimeError("I know no b")
+        raise RuntimeError("cannot score b")
     return torch.tensor([-float(abs(ord(letter) - ord("c"))) for letter in letters])
 
 
-def is_answer(batch: TensorDict) -> torch.Tensor:
+def is_reference(batch: TensorDict) -> torch.Tensor:
     pairs = zip(batch["text", "response"], batch["text", "answer"], strict=True)
-    return torch.tensor([float(text == answer) for text, answer in pairs])
+    return torch.tensor([float(text == reference) for text, reference in pairs])
 
 
-def host(*rewards: Any) -> Generator:
+def generator(*rewards: Any) -> Generator:
     return Generator(
         engine=cast(Any, None),
         tokenizer=cast(Any, Letters()),
@@ -102,32 +102,43 @@ def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_best_response_comes_first_and_unscored_ones_last_with_the_reason() -> None:
     """The failure's 0 would beat every other score but the best."""
-    (found,) = BestOf(host(Term(near_c, "near")))([GenerationRequest("say", num=4, is_judged=True)])
-    assert isinstance(found, GenerationResult)
-    assert [(each.text, each.score) for each in found.ranked] == [
+    (result,) = BestOf(generator(Term(near_c, "near")))(
+        [GenerationRequest("say", num_responses=4, is_ranked=True)]
+    )
+    assert isinstance(result, GenerationResult)
+    assert [(each.text, each.score) for each in result.ranked] == [
         ("cdef", 0.0), ("defg", -1.0), ("abcd", -2.0), ("bcde", None),
     ]  # fmt: skip
-    assert found.ranked[0].rewards == {"near": 0.0}
-    assert (found.ranked[3].rewards, found.ranked[3].failures) == ({}, {"near": "RuntimeError: I know no b"})
-    assert (found.prompt_tokens, found.ranked[0].tokens, found.ranked[0].finish_reason) == (3, 4, 1)
+    assert result.ranked[0].rewards == {"near": 0.0}
+    assert (result.ranked[3].rewards, result.ranked[3].failures) == (
+        {},
+        {"near": "RuntimeError: cannot score b"},
+    )
+    assert (result.num_prompt_tokens, result.ranked[0].num_tokens, result.ranked[0].finish_reason) == (
+        3,
+        4,
+        1,
+    )
 
 
 def test_ties_stay_in_sampling_order() -> None:
-    (found,) = BestOf(host(Term(is_answer, "right")))([GenerationRequest("say", "?", num=3, is_judged=True)])
-    assert [each.text for each in found.ranked] == ["abcd", "bcde", "cdef"]  # type: ignore[union-attr]
+    (result,) = BestOf(generator(Term(is_reference, "right")))(
+        [GenerationRequest("say", "?", num_responses=3, is_ranked=True)]
+    )
+    assert [each.text for each in result.ranked] == ["abcd", "bcde", "cdef"]  # type: ignore[union-attr]
 
 
 def test_responses_are_ranked_by_the_named_reward_or_the_weighted_sum() -> None:
-    rewards = Term(near_c, "near", weight=0.1), Term(is_answer, "right", weight=2.0)
-    question = GenerationRequest("say", "abcd", num=1, is_judged=True)
+    rewards = Term(near_c, "near", weight=0.1), Term(is_reference, "right", weight=2.0)
+    request = GenerationRequest("say", "abcd", num_responses=1, is_ranked=True)
     for label, score, raw in (
         (None, 1.8, {"near": -2.0, "right": 1.0}),
         ("near", -2.0, {"near": -2.0}),
         ("right", 1.0, {"right": 1.0}),
     ):
-        (found,) = BestOf(host(*rewards), label)([question])
-        assert found.ranked[0].score == pytest.approx(score)  # type: ignore[union-attr]
-        assert found.ranked[0].rewards == raw  # type: ignore[union-attr]
+        (result,) = BestOf(generator(*rewards), label)([request])
+        assert result.ranked[0].score == pytest.approx(score)  # type: ignore[union-attr]
+        assert result.ranked[0].rewards == raw  # type: ignore[union-attr]
 
 
 def test_compatible_requests_share_one_sampler_and_reward_call() -> None:
@@ -137,46 +148,46 @@ def test_compatible_requests_share_one_sampler_and_reward_call() -> None:
         calls.append(len(batch))
         return torch.arange(len(batch)).float()
 
-    live = host(Term(counted, "count"))
-    questions = [
-        GenerationRequest("say", "x", num=2, is_judged=True, seed=5),
-        GenerationRequest("ask", num=1, seed=6),
-        GenerationRequest("say", num=1, temperature=0.0),
-        GenerationRequest("say", num=3, is_judged=True, max_tokens=2),
+    live = generator(Term(counted, "count"))
+    requests = [
+        GenerationRequest("say", "x", num_responses=2, is_ranked=True, seed=5),
+        GenerationRequest("ask", num_responses=1, seed=6),
+        GenerationRequest("say", num_responses=1, temperature=0.0),
+        GenerationRequest("say", num_responses=3, is_ranked=True, max_tokens=2),
     ]
-    found = BestOf(live)(questions)
-    asked = live.sampler.asked
+    results = BestOf(live)(requests)
+    sampled = live.sampler.calls
     keys = ("temperature", "greedy", "max_tokens")
-    assert [(len(each["rows"]), *(each[key] for key in keys)) for each in asked] == [
+    assert [(len(each["rows"]), *(each[key] for key in keys)) for each in sampled] == [
         (3, None, False, None), (1, None, True, None), (3, None, False, 2),
     ]  # fmt: skip
-    assert {(each["step"], each["seed"]) for each in asked} == {(0, 7)}
-    rows = [(row.prompt_index, row.sample_index, row.text, row.answer) for row in asked[0]["rows"]]
+    assert {(each["step"], each["seed"]) for each in sampled} == {(0, 7)}
+    rows = [(row.prompt_index, row.sample_index, row.text, row.answer) for row in sampled[0]["rows"]]
     assert rows == [(5, 0, "say", "x"), (5, 1, "say", "x"), (6, 0, "ask", "")]
     assert calls == [5]
-    scores = [[each.score for each in answers.ranked] for answers in found]  # type: ignore[union-attr]
+    scores = [[each.score for each in result.ranked] for result in results]  # type: ignore[union-attr]
     assert scores == [[1.0, 0.0], [None], [None], [4.0, 3.0, 2.0]]
-    assert found[1] == GenerationResult(3, [RankedResponse("abcd", 4, 1)])
+    assert results[1] == GenerationResult(3, [RankedResponse("abcd", 4, 1)])
 
 
 def test_response_ends_before_the_first_stop_text() -> None:
     def length(batch: TensorDict) -> torch.Tensor:
         return torch.tensor([float(len(text)) for text in batch["text", "response"]])
 
-    asked = [
-        GenerationRequest("say", stop=("d", "cd"), is_judged=True),
-        GenerationRequest("say", stop=("bc",), is_judged=True),
-        GenerationRequest("say", stop=("x",), is_judged=True),
+    requests = [
+        GenerationRequest("say", stop=("d", "cd"), is_ranked=True),
+        GenerationRequest("say", stop=("bc",), is_ranked=True),
+        GenerationRequest("say", stop=("x",), is_ranked=True),
     ]
-    found = BestOf(host(Term(length, "length")))(asked)
-    best = [answers.ranked[0] for answers in found]  # type: ignore[union-attr]
-    assert [(each.text, each.tokens, each.finish_reason, each.score) for each in best] == [
+    results = BestOf(generator(Term(length, "length")))(requests)
+    best = [result.ranked[0] for result in results]  # type: ignore[union-attr]
+    assert [(each.text, each.num_tokens, each.finish_reason, each.score) for each in best] == [
         ("ab", 4, 0, 2.0), ("a", 3, 0, 1.0), ("abcd", 4, 1, 4.0),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("question", "message"),
+    ("invalid", "message"),
     [
         (
             GenerationRequest("long enough"),
@@ -189,8 +200,10 @@ def test_response_ends_before_the_first_stop_text() -> None:
         (GenerationRequest("say", temperature=0.001), r"temperature must be in \[0.01, 2\]"),
     ],
 )
-def test_invalid_request_is_refused_alone(question: GenerationRequest, message: str) -> None:
-    before, refused, after = BestOf(host())([GenerationRequest("say"), question, GenerationRequest((97, 98))])
+def test_invalid_invalidis_refused_alone(invalid: GenerationRequest, message: str) -> None:
+    before, refused, after = BestOf(generator())(
+        [GenerationRequest("say"), invalid, GenerationRequest((97, 98))]
+    )
     assert isinstance(before, GenerationResult)
     assert isinstance(after, GenerationResult)
     with pytest.raises(ValueError, match=message):
@@ -202,12 +215,12 @@ def test_reward_error_is_reported_to_requests_for_scores() -> None:
         def scores(self, batch: TensorDict) -> list[float]:
             raise ConfigError("heads must weigh those of the model")
 
-    judged, plain = BestOf(host(Term(Gone(), "gone")))(
-        [GenerationRequest("say", is_judged=True), GenerationRequest("say")]
+    ranked, plain = BestOf(generator(Term(Gone(), "gone")))(
+        [GenerationRequest("say", is_ranked=True), GenerationRequest("say")]
     )
     assert isinstance(plain, GenerationResult)
-    assert isinstance(judged, TrainingError)
-    assert str(judged) == "the rewards failed: ConfigError: heads must weigh those of the model"
+    assert isinstance(ranked, TrainingError)
+    assert str(ranked) == "the rewards failed: ConfigError: heads must weigh those of the model"
 
 
 def test_ranking_rewards_are_weighted_rewards_and_their_inputs() -> None:
@@ -217,8 +230,8 @@ def test_ranking_rewards_are_weighted_rewards_and_their_inputs() -> None:
         Reward(component=build("reward", {"name": "exact_match"}), label="box", weight=0.0),
         Reward(component=build("reward", {"name": "repetition"}), label="shown", weight=0.0),
     ]
-    for label, wanted in ((None, ["shape", "box"]), ("shape", ["shape", "box"]), ("shown", ["shown"])):
-        assert [each.label for each in ranking_rewards(rewards, label)] == wanted
+    for label, needed in ((None, ["shape", "box"]), ("shape", ["shape", "box"]), ("shown", ["shown"])):
+        assert [each.label for each in ranking_rewards(rewards, label)] == needed
     with pytest.raises(
         ConfigError, match=r"--reward must be .*'boks'; did you mean 'box'\? labels: shape, box"
     ):

@@ -1,4 +1,4 @@
-"""What servers share: their orderly end."""
+"""The common part of the servers: orderly shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and replies of the model server: what is refused and why, and what comes back."""
+"""Requests and replies of the model server: which requests are refused and why, and what replies contain."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from titanrl.config.tables import Reward
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.serve.best_of_n import GenerationRequest, GenerationResult, RankedResponse
 from titanrl.serve.http import Batcher, address, bind_socket
-from titanrl.serve.model import model_app, served_by
+from titanrl.serve.model import describe_server, model_app
 from titanrl.serve.openai import ServerInfo
 
 
 class Model:
-    """Answers with the number of the answer; scores fall with it."""
+    """A model whose response i has the text ai and the score -i."""
 
     def __init__(self) -> None:
         self.calls: list[list[GenerationRequest]] = []
 
-    def __call__(self, questions: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
-        self.calls.append(list(questions))
-        return [self._answer(question) for question in questions]
+    def __call__(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
+        self.calls.append(list(requests))
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, question: GenerationRequest) -> GenerationResult | Exception:
-        if question.prompt == "bad":
+    def _respond(self, request: GenerationRequest) -> GenerationResult | Exception:
+        if request.prompt == "bad":
             return ValueError("prompt is bad")
-        if question.prompt == "gone":
+        if request.prompt == "gone":
             return TrainingError("the rewards failed: no server")
-        if question.prompt == "crash":
+        if request.prompt == "crash":
             raise MemoryError("out of memory")
-        numbers = range(question.num)
-        if question.is_judged:
+        numbers = range(request.num_responses)
+        if request.is_ranked:
             return GenerationResult(
                 3, [RankedResponse(f"a{i}", 2, i % 2, -float(i), {"x": -float(i)}, {}) for i in numbers]
             )
@@ -51,8 +51,8 @@ def model() -> Model:
     return Model()
 
 
-def client(model: Model, **served: Any) -> TestClient:
-    app = model_app(ServerInfo("tiny", **served), Batcher(model).start())
+def client(model: Model, **options: Any) -> TestClient:
+    app = model_app(ServerInfo("tiny", **options), Batcher(model).start())
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -72,13 +72,13 @@ def test_completion_has_openais_form(model: Model) -> None:
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
     }
-    assert model.calls == [[GenerationRequest("say", num=2, seed=4, stop=("x",))]]
+    assert model.calls == [[GenerationRequest("say", num_responses=2, seed=4, stop=("x",))]]
 
 
 def test_chat_has_openais_form_and_best_of_n_its_scores(model: Model) -> None:
-    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "say"}]}], "best_of": 3}
-    sent = asked | {"answer": {"tests": [1]}, "max_completion_tokens": 5, "temperature": 0.5, "model": "tiny"}
-    body = client(model, scored_by="x", answer_readers=("x",)).post(CHAT, json=sent).json()
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "say"}]}], "best_of": 3}
+    sent = chat | {"answer": {"tests": [1]}, "max_completion_tokens": 5, "temperature": 0.5, "model": "tiny"}
+    body = client(model, scored_by="x", reference_readers=("x",)).post(CHAT, json=sent).json()
     assert body["object"] == "chat.completion"
     assert body["choices"] == [
         {
@@ -88,12 +88,12 @@ def test_chat_has_openais_form_and_best_of_n_its_scores(model: Model) -> None:
     ]  # fmt: skip
     assert body["best_of"] == {"scored_by": "x", "scores": [[0.0, -1.0, -2.0]]}
     assert body["usage"]["completion_tokens"] == 6
-    ((question,),) = model.calls
-    wanted = GenerationRequest(
-        ({"role": "user", "content": "say"},), '{"tests": [1]}', num=3, is_judged=True, temperature=0.5,
-        max_tokens=5, seed=question.seed,
+    ((request,),) = model.calls
+    expected = GenerationRequest(
+        ({"role": "user", "content": "say"},), '{"tests": [1]}', num_responses=3, is_ranked=True,
+        temperature=0.5, max_tokens=5, seed=request.seed,
     )  # fmt: skip
-    assert question == wanted
+    assert request == expected
 
 
 def test_requests_without_a_seed_get_different_ones(model: Model) -> None:
@@ -109,12 +109,12 @@ def test_best_of_of_the_server_is_the_default_of_requests(model: Model, n: int, 
 
 
 def test_several_prompts_get_their_own_responses(model: Model) -> None:
-    app = client(model, scored_by="x", answer_readers=("x",))
+    app = client(model, scored_by="x", reference_readers=("x",))
     sent = {"prompt": ["say", [1, 2]], "answer": ["1", {"b": 2}], "best_of": 2, "seed": 1}
     body = app.post(COMPLETIONS, json=sent).json()
     assert [each["index"] for each in body["choices"]] == [0, 1]
-    questions = [(each.prompt, each.answer, each.seed) for each in model.calls[0]]
-    assert questions == [("say", "1", 1), ((1, 2), '{"b": 2}', 1 + 2**32)]
+    requests = [(each.prompt, each.reference, each.seed) for each in model.calls[0]]
+    assert requests == [("say", "1", 1), ((1, 2), '{"b": 2}', 1 + 2**32)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_several_prompts_get_their_own_responses(model: Model) -> None:
     [
         (COMPLETIONS, {}, "prompt is missing."),
         (CHAT, {}, "messages is missing."),
-        (COMPLETIONS, [], "the body must be a JSON object, as Content-Type: application/json, got list."),
+        (COMPLETIONS, [], "the body must be a JSON object with Content-Type: application/json, got list."),
         (COMPLETIONS, {"prompt": 5}, "prompt must be a text, token ids, or 1 to 1024 of these, got 5."),
         (COMPLETIONS, {"prompt": []}, "prompt must be a text, token ids, or 1 to 1024 of these, got []."),
         (COMPLETIONS, {"prompt": [-1]}, "prompt must be a text, token ids, or 1 to 1024 of these, got [-1]."),
@@ -132,18 +132,18 @@ def test_several_prompts_get_their_own_responses(model: Model) -> None:
         (COMPLETIONS, {"prompt": "a", "n": "2"}, "n: Input should be a valid integer, got '2'."),
         (COMPLETIONS, {"prompt": "a", "n": 3, "best_of": 2}, "best_of must be >= n = 3, got 2."),
         (COMPLETIONS, {"prompt": "a", "best_fo": 2}, "unknown key 'best_fo'; did you mean 'best_of'? keys:"),
-        (COMPLETIONS, {"prompt": "a", "stream": True}, "stream is not served, got true; leave it out."),
-        (COMPLETIONS, {"prompt": "a", "logprobs": 2}, "logprobs is not served, got 2; leave it out."),
+        (COMPLETIONS, {"prompt": "a", "stream": True}, "stream is not supported, got true; leave it out."),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 2}, "logprobs is not supported, got 2; leave it out."),
         (
             COMPLETIONS,
             {"prompt": "a", "temperature": -1},
             "temperature: Input should be greater than or equal",
         ),
-        (COMPLETIONS, {"prompt": "a", "temperature": 0, "n": 2}, "temperature must be > 0 for 2 answers"),
+        (COMPLETIONS, {"prompt": "a", "temperature": 0, "n": 2}, "temperature must be > 0 for 2 responses"),
         (COMPLETIONS, {"prompt": "a", "top_p": 0.5}, "top_p must be the sampler's, 1.0, got 0.5;"),
-        (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop must hold no empty text"),
+        (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop must not contain an empty text"),
         (COMPLETIONS, {"prompt": "a", "seed": 2**32}, "seed: Input should be less than 4294967296"),
-        (COMPLETIONS, {"prompt": "a", "answer": "b"}, "answer is used with best_of alone"),
+        (COMPLETIONS, {"prompt": "a", "answer": "b"}, "answer is only used with best_of"),
         (
             COMPLETIONS,
             {"prompt": "a", "best_of": 2},
@@ -152,13 +152,13 @@ def test_several_prompts_get_their_own_responses(model: Model) -> None:
         (
             COMPLETIONS,
             {"prompt": ["a", "b"], "best_of": 2, "answer": "c"},
-            "answer must be a list with one for",
+            "answer must be a list with one reference answer for",
         ),
         (COMPLETIONS, {"prompt": "bad"}, "prompt is bad"),
     ],
 )
 def test_invalid_request_gets_400_and_the_reason(model: Model, path: str, body: Any, message: str) -> None:
-    reply = client(model, scored_by="x", answer_readers=("x",)).post(path, json=body)
+    reply = client(model, scored_by="x", reference_readers=("x",)).post(path, json=body)
     error = reply.json()["error"]
     assert error["message"].startswith(message), error
     assert (reply.status_code, error["type"]) == (400, "invalid_request_error")
@@ -167,7 +167,7 @@ def test_invalid_request_gets_400_and_the_reason(model: Model, path: str, body: 
 def test_invalid_json_is_refused(model: Model) -> None:
     app = client(model)
     reply = app.post(COMPLETIONS, content="{", headers={"Content-Type": "application/json"})
-    assert (reply.status_code, reply.json()["error"]["message"][:23]) == (400, "the body is no JSON: Ex")
+    assert (reply.status_code, reply.json()["error"]["message"][:24]) == (400, "the body is not JSON: Ex")
     assert "Content-Type: application/json, got bytes" in app.post(COMPLETIONS, content="{}").text
 
 
@@ -221,28 +221,26 @@ def test_batcher_processes_waiting_requests_together_before_closing() -> None:
     batcher = Batcher(double)
     thread = threading.Thread(target=batcher.run)
     thread.start()
-    found = [batcher.submit([1])]
+    futures = [batcher.submit([1])]
     assert first.wait(10)
-    found += [batcher.submit([2, 3]), batcher.submit([]), batcher.submit([4])]
+    futures += [batcher.submit([2, 3]), batcher.submit([]), batcher.submit([4])]
     batcher.close()
     go.set()
     thread.join(10)
-    assert [each.result(0) for each in found] == [[2], [4, 6], [], [8]]
+    assert [each.result(0) for each in futures] == [[2], [4, 6], [], [8]]
     assert calls == [[1], [2, 3, 4]]
 
 
 @pytest.fixture
-def taken() -> Iterator[socket.socket]:
-    with closing(bind_socket("127.0.0.1", 0)) as taken:
-        yield taken
+def bound() -> Iterator[socket.socket]:
+    with closing(bind_socket("127.0.0.1", 0)) as bound:
+        yield bound
 
 
-def test_address_in_use_is_refused_before_loading(taken: socket.socket) -> None:
-    port = int(address(taken).removeprefix("http://127.0.0.1:"))
-    taken.listen()
-    with pytest.raises(
-        ConfigError, match=f"--host 127.0.0.1 --port {port} cannot be listened at: Address al"
-    ):
+def test_address_in_use_is_refused_before_loading(bound: socket.socket) -> None:
+    port = int(address(bound).removeprefix("http://127.0.0.1:"))
+    bound.listen()
+    with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port} is not available: Address al"):
         bind_socket("127.0.0.1", port)
 
 
@@ -255,17 +253,17 @@ def test_server_info_lists_ranking_rewards_and_those_with_a_reference() -> None:
     rewards = [Reward(component=build("reward", {"name": n}), label=label) for label, n in names.items()]
     judge = {"name": "llm_judge", "endpoint": "http://a", "model": "b"}
     rewards.append(Reward(component=build("reward", judge), label="judge", weight=0.0))
-    found = experiment(*rewards, top_p=0.9)
-    assert served_by(found, "m", 4, None) == ServerInfo("m", 4, "weighted sum", ("right",), 0.9)
-    assert served_by(found, "m", 4, "form") == ServerInfo("m", 4, "form", (), 0.9)
-    assert served_by(found, "m", None, "judge") == ServerInfo("m", None, "judge", (), 0.9)
+    served = experiment(*rewards, top_p=0.9)
+    assert describe_server(served, "m", 4, None) == ServerInfo("m", 4, "weighted sum", ("right",), 0.9)
+    assert describe_server(served, "m", 4, "form") == ServerInfo("m", 4, "form", (), 0.9)
+    assert describe_server(served, "m", None, "judge") == ServerInfo("m", None, "judge", (), 0.9)
     for without in (experiment(), experiment(rewards[-1])):
-        assert served_by(without, "m", None, None) == ServerInfo("m")
+        assert describe_server(without, "m", None, None) == ServerInfo("m")
         with pytest.raises(
-            ConfigError, match=r"--best-of 4 needs a \[\[reward\]\] that ranks the answers, of a"
+            ConfigError, match=r"--best-of 4 needs a \[\[reward\]\] with a weight other than 0"
         ):
-            served_by(without, "m", 4, None)
+            describe_server(without, "m", 4, None)
     with pytest.raises(ConfigError, match=r"--reward must be .*'x'; labels: none"):
-        served_by(experiment(), "m", 4, "x")
+        describe_server(experiment(), "m", 4, "x")
     with pytest.raises(ConfigError, match=r"\[sampler\] is missing"):
-        served_by(SimpleNamespace(sampler=None, reward=()), "m", None, None)  # type: ignore[arg-type]
+        describe_server(SimpleNamespace(sampler=None, reward=()), "m", None, None)  # type: ignore[arg-type]
