@@ -80,7 +80,7 @@ def run(procedure: TrainLoop[Feed], experiment: Experiment, *, resume: bool) -> 
         ended_by = ""
         with Recorder(
             folder, experiment.report, steps=steps, done=done, enabled=session.is_main,
-            watch=_watch(experiment),
+            monitor=_watch(experiment),
         ) as recorder:  # fmt: skip
             procedure.sync(session, done)
             if done == 0 and _is_due(session):
