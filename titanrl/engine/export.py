@@ -31,7 +31,7 @@ def export_run(run: Path, to: Path, *, critic: bool = False) -> Path:
 
     checkpoint = checkpoint_of(run)
     if to.exists():
-        raise ConfigError(f"--to must name a new folder, got {str(to)!r}, which exists.")
+        raise ConfigError(f"--output must name a new folder, got {str(to)!r}, which exists.")
     config = EngineConfig.of(load(RunFolder(run).config))
     if critic:
         if config.critic is None:

@@ -88,7 +88,7 @@ def import_model(
     path = Path(source)
     target = Path(to) if to is not None else MODELS / path.name.removesuffix(".gguf").lower()
     if target.exists():
-        raise ConfigError(f"model folder '{target}' exists; remove it, or name another one with --to.")
+        raise ConfigError(f"model folder '{target}' exists; remove it, or name another one with --output.")
     with atomic_folder(target) as partial:
         if path.is_file() or path.suffix == ".gguf":
             if not path.is_file():

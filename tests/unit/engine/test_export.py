@@ -59,7 +59,7 @@ def test_export_without_checkpoint_run_or_free_folder_is_refused(run: Path, tmp_
     with pytest.raises(ConfigError, match="holds no whole checkpoint"):
         export_run(run, tmp_path / "out")
     (run / "checkpoints" / "step-2" / ".metadata").touch()
-    with pytest.raises(ConfigError, match="--to must name a new folder"):
+    with pytest.raises(ConfigError, match="--output must name a new folder"):
         export_run(run, tmp_path)
     with pytest.raises(ConfigError, match="trained no critic; drop --critic"):
         export_run(run, tmp_path / "out", critic=True)

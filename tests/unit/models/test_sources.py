@@ -102,7 +102,7 @@ def test_import_leaves_nothing_of_a_bad_folder(tiny: Path, tmp_path: Path) -> No
 
 
 def test_import_never_overwrites(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="exists; remove it, or name another one with --to"):
+    with pytest.raises(ConfigError, match="exists; remove it, or name another one with --output"):
         import_model(tiny, tiny, say=str)
 
 
