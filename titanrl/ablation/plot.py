@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AblationPanel", "plot"]
 
-BASELINE, OTHER = "baseline", "undecided, or nothing expected"
+BASELINE, OTHER = "baseline", "undecided, or no expectation"
 COLOURS = {BASELINE: "#333333", "as expected": "#0072b2", "the opposite": "#d55e00", OTHER: "#a0a0a0"}
 """Colours by the result of a variant's expectation; distinguishable with colour blindness."""
 COLUMNS = 2
