@@ -1,4 +1,4 @@
-"""docs/algorithms.md from the presets: what each is made of, and what an experiment on it must say."""
+"""docs/algorithms.md from the presets: the parts of each, and what an experiment must add."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ PAGE = """<!-- Written by `make docs` from experiments/algorithms. Edit those, n
 
 # Algorithms
 
-A preset is an experiment file that says what an algorithm is and nothing else: components, roles, the number
-of answers and optimizer steps, the learning rate. An experiment builds on one and adds the model, what it
-trains on, what an answer is worth, and sizes; [which to use, and what it costs](choose-an-algorithm.md):
+A preset is an experiment file that defines an algorithm and nothing else: components, roles, the numbers of
+responses and optimizer steps, the learning rate. An experiment builds on a preset and adds the model, the
+prompts or data, the rewards, and sizes. [Choose an algorithm](choose-an-algorithm.md) compares them and their
+costs.
 
 ```toml
 base = "algorithms/dapo.toml"      # a preset, relative to this file
@@ -42,85 +43,85 @@ steps = 100
 prompts_per_step = 16
 ```
 
-Nothing of a preset is hidden in code: `titanrl show FILE` prints all of it, every default included. Any part
-is changed by name, so an algorithm that is not here is another table in the file. G is the number of answers
-to a prompt, 8 unless said; a batch is one optimizer step unless said; gradients are clipped at norm 1; AdamW
-without weight decay.
+No part of a preset is hidden in code: `titanrl show FILE` prints the fully resolved configuration with all
+defaults. Any part can be replaced by name, so an algorithm without a preset is another table in the file. In
+the tables below, G is the number of responses per prompt, 8 by default. By default a batch is one optimizer
+step, gradients are clipped at norm 1, and the optimizer is AdamW without weight decay.
 
-## On sampled answers
+## Online: sampled responses
 
-`[prompts]`, `[sampler]` and, unless a teacher judges the tokens, `[[reward]]`.
+These presets need `[prompts]`, `[sampler]` and, unless a teacher scores the tokens, `[[reward]]`.
 
-{sampled}
+{online}
 
-## On fixed answers
+## Offline: datasets
 
-`[data]`, and neither `[sampler]` nor `[[reward]]`.
+These presets need `[data]`, and neither `[sampler]` nor `[[reward]]`.
 
-{fixed}
+{offline}
 """
 
 ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
 class Comment(NamedTuple):
-    """What a preset says of itself before its first table."""
+    """The comment of a preset before its first table."""
 
-    what: str
+    description: str
     source: str
-    asks: str
-    """What an experiment on it must say."""
+    requirement: str
+    """What an experiment on it must add."""
 
 
 def algorithm_page(folder: Path) -> str:
-    """Returns the page as Markdown.
+    """Return the page as Markdown.
 
     Args:
-        folder: of the presets.
+        folder: folder of the presets.
     """
-    rows: dict[bool, list[str]] = {True: [], False: []}
+    online, offline = list[str](), list[str]()
     for path in sorted(folder.glob("*.toml")):
         comment = _comment(path)
         for base in _bases(path):
-            comment = comment._replace(asks=comment.asks or _comment(base).asks)
+            comment = comment._replace(requirement=comment.requirement or _comment(base).requirement)
         papers = ", ".join(
             f"[{paper}](https://arxiv.org/abs/{paper})"
             for paper in dict.fromkeys(ARXIV.findall(comment.source))
         )
-        asks = comment.asks and f"An experiment {comment.asks}."
+        requirement = comment.requirement and f"An experiment {comment.requirement}."
         cells = [
             f"[`{path.stem}`](../experiments/algorithms/{path.name})",
-            " ".join(filter(None, (comment.what, papers and f"{papers}.", asks))),
-            _made_of(read(path).table),
+            " ".join(filter(None, (comment.description, papers and f"{papers}.", requirement))),
+            _parts(read(path).table),
         ]
         row = " | ".join(cell.replace("|", "\\|") for cell in cells)
-        rows["[data]" in comment.asks].append(f"| {row} |")
-    head = "| preset | what it is | made of |\n|---|---|---|\n"
-    return PAGE.format(sampled=head + "\n".join(rows[False]), fixed=head + "\n".join(rows[True]))
+        (offline if "[data]" in comment.requirement else online).append(f"| {row} |")
+    head = "| preset | description | parts |\n|---|---|---|\n"
+    return PAGE.format(online=head + "\n".join(online), offline=head + "\n".join(offline))
 
 
 def _comment(path: Path) -> Comment:
-    """Returns the comment's parts: all before ``Source:``, what follows it, and ``An experiment ...``."""
+    """Return the parts of the comment: before ``Source:``, after it, and after ``An experiment``."""
     lines = []
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
     text = "\n".join(lines)
-    what, _, rest = text.partition("Source:")
-    source, _, asks = rest.partition("\nAn experiment ")
-    # It ends with its line: what follows is an example, or another remark.
-    asks = re.split(r"[.:]\n|[.:]$", asks, maxsplit=1)[0]
-    return Comment(*(" ".join(part.split()) for part in (what, source, asks)))
+    description, _, rest = text.partition("Source:")
+    source, _, requirement = rest.partition("\nAn experiment ")
+    # The requirement is a single line; an example or another remark may follow.
+    requirement = re.split(r"[.:]\n|[.:]$", requirement, maxsplit=1)[0]
+    return Comment(*(" ".join(part.split()) for part in (description, source, requirement)))
 
 
 def _bases(path: Path) -> list[Path]:
-    found = re.search(r'^base = "(.*)"', path.read_text("utf-8"), flags=re.MULTILINE)
-    return [] if found is None else [path.parent / found[1]]
+    match = re.search(r'^base = "(.*)"', path.read_text("utf-8"), flags=re.MULTILINE)
+    return [] if match is None else [path.parent / match[1]]
 
 
-def _made_of(table: Mapping[str, Any]) -> str:
-    """Returns a preset's parts, components linked to their pages."""
+def _parts(table: Mapping[str, Any]) -> str:
+    """Return the parts of a preset, with components linked to their pages."""
     algorithm = table.get("algorithm", {})
     parts = [_component(kind, algorithm[kind]) for kind in ("advantage", "loss") if kind in algorithm]
     if "aggregation" in algorithm:
@@ -130,7 +131,7 @@ def _made_of(table: Mapping[str, Any]) -> str:
     for kind in ("filter", "correction"):
         parts += [f"{kind} {_component(kind, each)}" for each in algorithm.get(kind, [])]
     if algorithm.get("old_logprob") == "sampler":
-        parts.append("two-policy mode")
+        parts.append("bypass mode")
     if table.get("model", {}).get("head") == "value":
         parts.append("value head")
     if "reference" in table and "kl" not in algorithm:
@@ -139,14 +140,14 @@ def _made_of(table: Mapping[str, Any]) -> str:
         parts.append(_critic(table["critic"]))
     if "teacher" in table:
         top_k = table["teacher"].get("top_k")
-        parts.append("teacher" if top_k is None else f"teacher's {top_k} likeliest tokens")
+        parts.append("teacher" if top_k is None else f"top-{top_k} tokens of the teacher")
     loop = table.get("loop", {})
     if "samples_per_prompt" in loop:
         parts.append(f"G = {loop['samples_per_prompt']}")
     if loop.get("minibatches", 1) > 1:
-        parts.append(f"{loop['minibatches']} optimizer steps a batch")
+        parts.append(f"{loop['minibatches']} optimizer steps per batch")
     if loop.get("epochs", 1) > 1:
-        parts.append(f"{loop['epochs']} passes over a batch")
+        parts.append(f"{loop['epochs']} epochs per batch")
     rate = table.get("optimizer", {}).get("lr")
     return "; ".join([*parts, f"lr {_number(rate)}"])
 
@@ -158,19 +159,19 @@ def _component(kind: str, table: Mapping[str, Any]) -> str:
 
 
 def _kl(table: Mapping[str, Any]) -> str:
-    own = {
+    estimator = {
         key: value for key, value in table.items() if key not in ("placement", "coefficient", "controller")
     }
     controller = table.get("controller")
     size = _number(table["coefficient"]) if controller is None else _component("kl_controller", controller)
-    return f"{_component('kl', own)} in the {table.get('placement', 'loss')}, {size}"
+    return f"{_component('kl', estimator)} in the {table.get('placement', 'loss')}, {size}"
 
 
 def _critic(table: Mapping[str, Any]) -> str:
     loss = _component("loss", table["loss"]) if "loss" in table else "[value](components/loss.md#value)"
     warmup = table.get("warmup_steps", 0)
-    where = " on the policy's body" if table.get("shared") else ""
-    return f"critic {loss}{where}" + (f", {warmup} steps of warm-up" if warmup else "")
+    where = " on the policy's backbone" if table.get("shared") else ""
+    return f"critic {loss}{where}" + (f", {warmup} warm-up steps" if warmup else "")
 
 
 def _number(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""What of the documentation the command line and a run know: ``python -m tools.cli_page`` writes it.
+"""``python -m tools.cli_page``: write docs/cli.md from the commands' help, and docs/dataflow.svg.
 
-docs/cli.md from the commands' own help, and docs/dataflow.svg, the dataflow of the quickstart.
+docs/dataflow.svg is the dataflow of the quickstart.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PAGE = """<!-- Written by `make docs` from the commands of titanrl/cli. Edit tho
 
 # Commands
 
-`titanrl COMMAND --help` says the same in the terminal. A mistake of the user's ends a command with status 2
-and says what to do; what goes wrong in a run, with status 1."""
+`titanrl COMMAND --help` prints the same text in the terminal. Exit status 2 means a user error, whose message
+states the remedy; exit status 1 means that a run failed."""
 
 
 def cli_page() -> str:
-    """Returns the page: each command, its arguments and options."""
+    """Return the page: all commands with their arguments and options."""
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
     return "\n\n".join([PAGE, *_commands(root, "titanrl")]) + "\n"
@@ -35,23 +35,23 @@ def cli_page() -> str:
 def _commands(group: TyperGroup, prefix: str) -> list[str]:
     blocks = []
     for name, command in group.commands.items():
-        called = f"{prefix} {name}"
+        usage = f"{prefix} {name}"
         if isinstance(command, TyperGroup):
-            blocks += _commands(command, called)
+            blocks += _commands(command, usage)
             continue
         parameters = [each for each in command.params if each.name != "help"]
         arguments = [argument(each) for each in parameters if isinstance(each, TyperArgument)]
-        blocks.append(f"## `{called}`")
+        blocks.append(f"## `{usage}`")
         blocks.append(" ".join((command.help or "").split()))
-        blocks.append(f"```text\n{' '.join([called, *arguments, '[OPTIONS]'])}\n```")
+        blocks.append(f"```text\n{' '.join([usage, *arguments, '[OPTIONS]'])}\n```")
         rows = [_row(each) for each in parameters]
         if rows:
-            blocks.append("\n".join(["| | default | |", "|---|---|---|", *rows]))
+            blocks.append("\n".join(["| option | default | meaning |", "|---|---|---|", *rows]))
     return blocks
 
 
 def argument(parameter: Any) -> str:
-    """Returns an argument as a usage line shows it: ``FILES...``, in brackets if it may be left out."""
+    """Return an argument as in a usage line: ``FILES...``, in brackets if it is optional."""
     name = (parameter.name or "").upper() + ("..." if parameter.nargs == -1 else "")
     return name if parameter.required else f"[{name}]"
 
@@ -61,15 +61,15 @@ def _row(parameter: Any) -> str:
     if isinstance(parameter, TyperArgument):
         names = f"`{(parameter.name or '').upper()}`"
     default = parameter.default
-    shown = "" if default in (None, False, ...) or callable(default) else f"`{default}`"
+    default_text = "" if default in (None, False, ...) or callable(default) else f"`{default}`"
     if parameter.required:
-        shown = "required"
-    told = " ".join(str(getattr(parameter, "help", "") or "").split())
-    return f"| {names} | {shown} | {told} |".replace("  ", " ")
+        default_text = "required"
+    meaning = " ".join(str(getattr(parameter, "help", "") or "").split())
+    return f"| {names} | {default_text} | {meaning} |".replace("  ", " ")
 
 
 def dataflow_svg() -> str:
-    """Returns the dataflow of a step of experiments/quickstart.toml as a picture."""
+    """Return a diagram of the dataflow of experiments/quickstart.toml."""
     from titanrl.config import load
     from titanrl.report.dataflow_plot import dataflow_plot
 
@@ -77,11 +77,11 @@ def dataflow_svg() -> str:
 
 
 def write(root: Path) -> list[Path]:
-    """Writes both into a clone and returns their paths."""
-    made = {root / "docs" / "cli.md": cli_page(), root / "docs" / "dataflow.svg": dataflow_svg()}
-    for path, text in made.items():
+    """Write both files to a clone and return their paths."""
+    texts = {root / "docs" / "cli.md": cli_page(), root / "docs" / "dataflow.svg": dataflow_svg()}
+    for path, text in texts.items():
         path.write_text(text, "utf-8")
-    return list(made)
+    return list(texts)
 
 
 if __name__ == "__main__":

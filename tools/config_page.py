@@ -1,4 +1,4 @@
-"""docs/config.md from the sources: every table of an experiment file and its keys."""
+"""docs/config.md from the sources: all tables of an experiment file with their keys."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PAGE = """<!-- Written by `make docs` from the sources of titanrl/config. Edit t
 
 # Tables of an experiment file
 
-Every table and key that titanrl knows; unknown ones are errors. A table that names a component takes the keys
-of that component beside its own: they are on the component's page. [Experiment files](experiment-files.md)
-says how files combine. In the terminal: `titanrl show --schema`."""
+This page lists all tables and keys; unknown ones are errors. A table that names a component also takes the
+keys of that component, which are on the component's page. [Experiment files](experiment-files.md) explains
+how files combine. `titanrl show --schema` prints the JSON Schema."""
 
-PICKS = "Its `name` picks one of the [components of this kind](components/{kind}.md)."
+COMPONENT_NOTE = "`name` selects one of the [components of this kind](components/{kind}.md)."
 
 
 def config_page() -> str:
-    """Returns the page."""
+    """Return the page."""
     blocks = [PAGE]
     for name, hint in _tables(Experiment, ""):
         blocks += _table(name, hint)
@@ -34,7 +34,7 @@ def config_page() -> str:
 
 
 def _tables(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yields each table as it stands in a file, ``[loop]`` or ``[[reward]]``, and its marked type."""
+    """Yield each table as written in a file, ``[loop]`` or ``[[reward]]``, and its marked type."""
     for key, (_, hint) in fields_of(cls).items():
         inner, is_array = _entry(hint)
         if not _is_table(inner):
@@ -47,7 +47,7 @@ def _tables(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _entry(hint: Any) -> tuple[Any, bool]:
-    """Returns a field's type, or that of its entries if it is an array, and which of the two."""
+    """Return the type of a field, or of its entries if it is an array, and whether it is an array."""
     plain, _ = unwrap_optional(hint)
     is_array = typing.get_origin(plain) is tuple and bool(typing.get_args(plain))
     return (typing.get_args(plain)[0], True) if is_array else (hint, False)
@@ -59,15 +59,15 @@ def _is_table(hint: Any) -> bool:
 
 
 def _table(name: str, hint: Any) -> list[str]:
-    """Returns the heading of a table, what it is, and its keys."""
+    """Return the heading, the description and the keys of a table."""
     inner, marker = unwrap_optional(hint)
     blocks = [f"## `{name}`"]
     if isinstance(marker, Component):
-        return [*blocks, PICKS.format(kind=marker.kind)]
+        return [*blocks, COMPONENT_NOTE.format(kind=marker.kind)]
     doc = inspect.cleandoc(inner.__doc__ or "").partition("\n\n")[0]
     blocks.append(_cell(doc))
     if isinstance(marker, Flattened):
-        blocks.append(PICKS.format(kind=marker.kind))
+        blocks.append(COMPONENT_NOTE.format(kind=marker.kind))
     docs, ranges = key_docs(inner), key_ranges(inner)
     rows = []
     for key, (field, each) in fields_of(inner).items():

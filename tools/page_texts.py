@@ -1,22 +1,22 @@
-"""What the component pages say beside the sources: of each kind, and of the notation."""
+"""Texts of the component pages that are not in the sources: each kind, and the notation."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["INDEX", "KINDS", "MADE", "Kind"]
+__all__ = ["GENERATED", "INDEX", "KINDS", "Kind"]
 
-MADE = "<!-- Written by `make docs` from the sources of components/. Edit those, not this page. -->"
+GENERATED = "<!-- Written by `make docs` from the sources of components/. Edit those, not this page. -->"
 
 
 class Kind(NamedTuple):
-    """What a page says of its kind before the components."""
+    """Introduction of a kind on its page."""
 
     title: str
     table: str
-    """Where it stands in an experiment file."""
+    """Its tables in an experiment file."""
     call: str
-    """What is called, with what, and what comes back."""
+    """Signature of the call."""
     text: str
 
 
@@ -25,84 +25,87 @@ KINDS = {
         "Advantage estimators",
         "[algorithm.advantage]",
         "estimator(batch) -> Advantages(advantage [N, L], returns [N, L] | None)",
-        "Turn rewards into a number for each trained token, on the global batch and without gradient. "
-        "What belongs to a row is copied to all its trained tokens.",
+        "An estimator turns rewards into an advantage per response token, on the global batch and without "
+        "gradient. A value of a row is copied to all its response tokens.",
     ),
     "loss": Kind(
         "Losses",
         "[algorithm.loss]",
         "loss(policy, batch) -> TokenLoss(loss [B, L] or [B, 1], metrics)",
-        "What is minimised, per token or per row and before any averaging: the update minimises "
-        "`sum(loss_weight * loss)`, where loss_weight is the [aggregation](aggregation.md)'s. Each "
-        "metric is reported as its mean over the trained tokens, under `loss/`.",
+        "A loss per token or per row, before any averaging: the update minimises `sum(loss_weight * loss)`, "
+        "where the [aggregation](aggregation.md) computes loss_weight. Each metric is reported under "
+        "`loss/` as its mean over the loss tokens.",
     ),
     "kl": Kind(
         "KL estimators",
         "[algorithm.kl]",
         "estimator(logprob, ref_logprob) -> [.., L]",
-        "The distance of the policy from the reference, token by token. What its value and its gradient "
-        "stand for depends on where it is placed: [docs/kl.md](../kl.md) has the table. The keys "
-        "`placement`, `coefficient` or `controller`, and `importance_weight` stand in the same table.",
+        "The KL divergence of the policy from the reference policy, estimated per token. The meaning of its "
+        "value and gradient depends on its placement: [docs/kl.md](../kl.md) has the table. The keys "
+        "`placement`, `coefficient` or `controller`, and `importance_weight` belong to the same table.",
     ),
     "aggregation": Kind(
         "Aggregations",
         "[algorithm.aggregation]",
         "aggregation(loss_mask [N, L], group_id [N]) -> loss_weight [N, L]",
-        "How token losses become one number: the weight of each token, computed over the whole optimizer "
-        "step, so that every split into micro-batches and ranks sums to the same.",
+        "An aggregation reduces token losses to one number by a weight per token. The weights are computed "
+        "over the whole optimizer step, so that every split into micro-batches and ranks gives the same "
+        "sum.",
     ),
     "correction": Kind(
         "Corrections",
         "[[algorithm.correction]]",
         "correction(batch) -> CorrectionResult(weight [N, L], keep [N, L], metrics)",
-        "What is done about tokens that the sampler and the trainer judge differently, and which tokens "
-        "are trained on. On the global batch, without gradient. Several chain: weights multiply, keep "
-        "masks are and-ed. The weights scale the policy loss alone, neither KL nor entropy.",
+        "A correction weights or drops tokens for which sampler and trainer disagree, on the global batch "
+        "and without gradient. Several corrections combine: weights are multiplied, keep masks are and-ed. "
+        "The weights scale the policy loss only, neither the KL term nor the entropy bonus.",
     ),
     "filter": Kind(
         "Filters",
         "[[algorithm.filter]]",
         "filter(batch) -> keep [N]",
-        "Which groups are trained on, decided before the advantage. A group must pass all of them; a "
-        "step whose groups are all dropped samples anew, `[loop] max_resample_attempts` times.",
+        "A filter selects the groups to train on, before advantages are computed. A group must pass all "
+        "filters. If all groups of a step are dropped, the step samples again, up to `[loop] "
+        "max_resample_attempts` times.",
     ),
     "kl_controller": Kind(
         "Controllers",
         "[algorithm.kl.controller] and [algorithm.entropy]",
         "controller.coefficient; controller.update(kl, num_sequences, step) after each step",
-        "How the coefficient of the KL term or of the entropy bonus moves. Their state is in every "
-        "checkpoint.",
+        "A controller adapts the coefficient of the KL term or of the entropy bonus. Its state is part of "
+        "every checkpoint.",
     ),
     "reward": Kind(
         "Rewards",
         "[[reward]]",
         "reward(batch) -> [n]",
-        "What an answer is worth. A row's reward is the sum of all, each times its `weight`; a function "
-        "that raises or is late costs its row the score `failure_score`, never the run. `weight`, `label`, "
-        "`failure_score` and `timeout_seconds` are keys of every reward.",
+        "A reward scores a response. The reward of a row is the weighted sum of all rewards. If a reward "
+        "raises an exception or times out, its row gets `failure_score` and the run continues. `weight`, "
+        "`label`, `failure_score` and `timeout_seconds` are keys of every reward.",
     ),
     "sampler": Kind(
         "Samplers",
         "[sampler]",
         "settings.start(host) -> a live sampler",
-        "Where answers come from. A sampler is a live resource rather than a formula: no golden case can "
-        "hold it, tests/unit/samplers and tests/e2e start each one.",
+        "A sampler generates responses. It is a live resource rather than a formula, so it has no golden "
+        "cases; tests/unit/samplers and tests/e2e start each one.",
     ),
     "source": Kind(
         "Sources",
         "[prompts] or [data]; [evaluation.prompts] or [evaluation.data]",
-        "settings.open() -> a sequence of prompts, or of fixed rows",
-        "Where prompts come from, or answers that stand already. A source is a resource rather than a "
-        "formula; tests/unit/sources reads from each one.",
+        "settings.open() -> a sequence of prompts or of examples",
+        "A source provides prompts or dataset examples. It is a resource rather than a formula; "
+        "tests/unit/sources reads from each one.",
     ),
 }
 
-INDEX = f"""{MADE}
+INDEX = f"""{GENERATED}
 
 # Components
 
-Everything an experiment file can name, from the sources. In the terminal: `titanrl components`,
-`titanrl components loss ppo_clip`. [How to write one](../write-a-component.md).
+All components that an experiment file can name, generated from the sources. `titanrl components` and
+`titanrl components loss ppo_clip` print the same in the terminal. See also
+[Write a component](../write-a-component.md).
 
 {{table}}
 
@@ -110,23 +113,23 @@ Everything an experiment file can name, from the sources. In the terminal: `tita
 
 | symbol | meaning |
 |---|---|
-| i, t, g, j | row (one answer), label position, group (answers to one prompt), another row of the group |
-| N, B, L, K, G | rows of the step, of a micro-batch, label positions, candidates, answers to a prompt |
-| m, T_i, M | loss_mask; trained tokens of row i; trained tokens of the step |
-| l, l_old, l_ref | log-prob of the policy, of the policy before the update, of the reference, nats |
-| rho, d | exp(l - l_old), and the difference itself |
-| A, R, V, r, s | advantage, returns, the critic's value, reward, the row's score |
-| mean_i, mean_g, sd_g | mean over the trained tokens of a row; mean and standard deviation over a group |
-| W(x) | whitened over all trained tokens of the batch: (x - mean) / sqrt(var + 1e-8), var with n - 1 |
+| i, t, g, j | row (one response), label position, group (responses to one prompt), another row of the group |
+| N, B, L, K, G | rows of the step, rows of a micro-batch, label positions, candidates, responses per prompt |
+| m, T_i, M | loss_mask; loss tokens of row i; loss tokens of the step |
+| l, l_old, l_ref | log-prob of the policy, of the policy before the update, of the reference policy, nats |
+| rho, d | exp(l - l_old), and l - l_old |
+| A, R, V, r, s | advantage, returns, the critic's value, reward, the score of a row |
+| mean_i, mean_g, sd_g | mean over the loss tokens of a row; mean and standard deviation over a group |
+| W(x) | x whitened over all loss tokens of the batch: (x - mean) / sqrt(var + 1e-8), var with n - 1 |
 | sg(x) | x without gradient |
-| sig, ls | logistic function, and its logarithm |
-| clip(x, a, b) | x held between a and b; its gradient is 0 outside |
-| [condition] | 1 where it holds, else 0 |
-| rows 2i, 2i + 1 | chosen and rejected answer of a pair |
-| pc, pr, nc, nr | their summed log-probs, and their numbers of trained tokens |
+| sig, ls | logistic function and its logarithm |
+| clip(x, a, b) | x clipped to [a, b]; its gradient is 0 outside |
+| [condition] | 1 if the condition holds, else 0 |
+| rows 2i, 2i + 1 | chosen and rejected response of a pair |
+| pc, pr, nc, nr | their summed log-probs, and their numbers of loss tokens |
 
-A masked place is one whose loss_mask is false: prompts, tool answers, padding. A golden case is a table, a
-batch and the numbers that must come out, computed in float64 by another program
-([tests/golden](../../tests/golden/README.md)). A law is a property that holds for every registered component
-of a kind, tried on random batches (tests/laws).
+A masked position is one whose loss_mask is false: prompts, tool outputs, padding. A golden case is a table, a
+batch and the expected numbers, computed in float64 by an independent implementation
+([tests/golden](../../tests/golden/README.md)). A law is a property test over all registered components of a
+kind on random batches (tests/laws).
 """

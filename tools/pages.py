@@ -1,6 +1,6 @@
-"""The component pages of the documentation, one a kind: ``python -m tools.pages`` writes them.
+"""``python -m tools.pages``: write docs/components, docs/algorithms.md and docs/config.md.
 
-Everything on them comes from the sources: docstrings, fields, ranges, and what the tests cover.
+The pages are generated from the sources: docstrings, fields, ranges and test coverage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from titanrl.registry.docs import allowed, declarations, default_of, first_line,
 from titanrl.runtime.lazy import lazy_torch
 from tools.algorithm_page import algorithm_page
 from tools.config_page import config_page
-from tools.page_texts import INDEX, KINDS, MADE, Kind
+from tools.page_texts import GENERATED, INDEX, KINDS, Kind
 from tools.status import built_in, status_of
 
 __all__ = ["pages", "write"]
@@ -26,40 +26,39 @@ ARXIV = re.compile(r"(?:arXiv )?\b(\d{4}\.\d{5})\b")
 
 
 def pages() -> dict[str, str]:
-    """Returns file name -> Markdown of every page."""
-    rows = ["| kind | in the file | names |", "|---|---|---|"]
+    """Return file name -> Markdown of each component page."""
+    rows = ["| kind | table | names |", "|---|---|---|"]
     for kind in kinds():
         links = ", ".join(f"[{name}]({kind}.md#{name})" for name in built_in(kind))
         rows.append(f"| [{KINDS[kind].title}]({kind}.md) | {_tables(KINDS[kind])} | {links} |")
-    found = {"README.md": INDEX.format(table="\n".join(rows))}
-    return found | {f"{kind}.md": _page(kind) for kind in kinds()}
+    index = {"README.md": INDEX.format(table="\n".join(rows))}
+    return index | {f"{kind}.md": _page(kind) for kind in kinds()}
 
 
 def write(root: Path) -> list[Path]:
-    """Writes what is generated from a clone and returns the files.
-
-    Beside the component pages they are that of the presets and that of the tables.
-    """
+    """Write all pages to a clone and return their paths."""
     folder = root / "docs" / "components"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.md"):
         old.unlink()
     for name, text in pages().items():
         (folder / name).write_text(text, "utf-8")
-    presets = root / "docs" / "algorithms.md"
-    presets.write_text(algorithm_page(root / "experiments" / "algorithms"), "utf-8")
-    tables = root / "docs" / "config.md"
-    tables.write_text(config_page(), "utf-8")
-    return [presets, tables, *sorted(folder.iterdir())]
+    algorithms = root / "docs" / "algorithms.md"
+    algorithms.write_text(algorithm_page(root / "experiments" / "algorithms"), "utf-8")
+    config = root / "docs" / "config.md"
+    config.write_text(config_page(), "utf-8")
+    return [algorithms, config, *sorted(folder.iterdir())]
 
 
 def _page(kind: str) -> str:
-    about = KINDS[kind]
+    introduction = KINDS[kind]
     lines = [
-        MADE, f"# {about.title}", about.text,
-        f"In an experiment file: {_tables(about)}. Called as `{about.call}`. [Notation](README.md#notation).",
-    ]  # fmt: skip
-    index = ["| name | what it is | source |", "|---|---|---|"]
+        GENERATED,
+        f"# {introduction.title}",
+        introduction.text,
+        f"Table: {_tables(introduction)}. Signature: `{introduction.call}`. [Notation](README.md#notation).",
+    ]
+    index = ["| name | description | source |", "|---|---|---|"]
     for name in built_in(kind):
         cls = component_class(kind, name)
         summary = first_line(cls, keep_code=True).removeprefix("Returns ")
@@ -80,16 +79,16 @@ def _declarations(kind: str) -> str:
 
 
 def _component(kind: str, name: str) -> list[str]:
-    """Returns the Markdown blocks of one component."""
+    """Return the Markdown blocks of one component."""
     cls = component_class(kind, name)
     blocks = [f"## `{name}`", *_blocks(inspect.cleandoc(cls.__doc__ or ""))]
     docs, ranges = key_docs(cls), key_ranges(cls)
     rows = []
     for key, (field, hint) in fields_of(cls).items():
-        may_be, meaning = _cell(allowed(hint, ranges.get(key))), _cell(docs.get(key, ""))
+        values, meaning = _cell(allowed(hint, ranges.get(key))), _cell(docs.get(key, ""))
         default = default_of(field)
         default = default if default in ("required", "off") else f"`{default}`"
-        rows.append(f"| `{key}` | {default} | {may_be} | {meaning} |")
+        rows.append(f"| `{key}` | {default} | {values} | {meaning} |")
     if rows:
         blocks.append("\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]))
     facts = [] if rows else ["- No keys."]
@@ -105,18 +104,18 @@ def _component(kind: str, name: str) -> list[str]:
 
 
 def _blocks(doc: str) -> list[str]:
-    """Returns a docstring as Markdown: indented paragraphs are formulas, and papers are links."""
-    found: list[str] = []
+    """Return a docstring as Markdown: indented paragraphs are formulas, and papers are links."""
+    blocks: list[str] = []
     for paragraph in doc.split("\n\n"):
         if paragraph.startswith("    "):
-            found.append(f"```text\n{inspect.cleandoc(paragraph)}\n```")
+            blocks.append(f"```text\n{inspect.cleandoc(paragraph)}\n```")
         else:
-            found.append(_prose(paragraph))
-    return found
+            blocks.append(_prose(paragraph))
+    return blocks
 
 
 def _prose(text: str) -> str:
-    """Returns text with its papers linked, and what Markdown would take for HTML escaped, outside of code."""
+    """Return text with papers linked and HTML characters escaped, outside of code."""
     parts = re.split(r"(``.*?``|`[^`]*`)", text, flags=re.DOTALL)
     for i, part in enumerate(parts):
         if i % 2:
@@ -132,14 +131,14 @@ def _cell(text: str) -> str:
 
 
 def _papers(cls: type) -> str:
-    """Returns links to the papers that a docstring names as its source."""
+    """Return links to the papers that a docstring names as its source."""
     source = (cls.__doc__ or "").partition("Source:")[2]
     ids = dict.fromkeys(ARXIV.findall(source))
     return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in ids)
 
 
-def _tables(about: Kind) -> str:
-    return re.sub(r"\[+[\w.]+\]+", r"`\g<0>`", about.table)
+def _tables(kind: Kind) -> str:
+    return re.sub(r"\[+[\w.]+\]+", r"`\g<0>`", kind.table)
 
 
 if __name__ == "__main__":

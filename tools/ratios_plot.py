@@ -1,4 +1,4 @@
-"""The ratios of the benchmark suite as a picture: a panel a file, a line a benchmark and peer."""
+"""Figure of the benchmark ratios: one panel per file, one row per benchmark and peer."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ if TYPE_CHECKING:
 
 __all__ = ["plot", "figure"]
 
-LEFT, RIGHT = 0.5, 200.0
-"""Ends of the axis, times as fast."""
+MIN_RATIO, MAX_RATIO = 0.5, 200.0
+"""Bounds of the axis."""
 
 
-def plot(ratios: Sequence[Ratio], to: Path) -> Path:
-    """Writes the picture and returns its path; of equal ratios the same bytes.
+def plot(ratios: Sequence[Ratio], file: Path) -> Path:
+    """Write the figure and return its path; equal ratios give equal bytes.
 
     Args:
-        ratios: sorted by benchmark. to: the picture; its ending decides the format.
+        ratios: the ratios, sorted by benchmark.
+        file: the figure; its suffix decides the format.
     """
-    figure(ratios).savefig(to, metadata={"Software": None})
-    return to
+    figure(ratios).savefig(file, metadata={"Software": None})
+    return file
 
 
 def figure(ratios: Sequence[Ratio]) -> Figure:
-    """Returns what ``sample_from_logits`` writes."""
+    """Return the figure that ``plot`` writes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    parts = by_subject(ratios)
-    heights = [len(part) + 1.2 for part in parts.values()]
-    whole = Figure(figsize=(9, 0.6 + 0.2 * sum(heights)), layout="constrained", dpi=120)
-    FigureCanvasAgg(whole)
-    axes = whole.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for number, (axis, (subject, part)) in enumerate(zip(axes, parts.items(), strict=True)):
+    groups = by_subject(ratios)
+    heights = [len(group) + 1.2 for group in groups.values()]
+    figure = Figure(figsize=(9, 0.6 + 0.2 * sum(heights)), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for number, (axis, (subject, group)) in enumerate(zip(axes, groups.items(), strict=True)):
         axis.set_title(subject, fontsize=9, loc="left")
-        _draw(axis, part, f"C{number}")
+        _plot_group(axis, group, f"C{number}")
     ticks = [0.5, 1, 2, 5, 10, 20, 50, 100, 200]
     axes[-1].set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
-    axes[-1].set_xlabel("times as fast, or as small, as the peer", fontsize=9)
-    return whole
+    axes[-1].set_xlabel("speed, or inverse memory, relative to the peer", fontsize=9)
+    return figure
 
 
-def _draw(axis: Axes, part: Sequence[Ratio], colour: str) -> None:
-    for place, ratio in enumerate(part):
+def _plot_group(axis: Axes, group: Sequence[Ratio], colour: str) -> None:
+    for y, ratio in enumerate(group):
         if ratio.low is not None and ratio.high is not None:
-            axis.plot([ratio.low, ratio.high], [place, place], color=colour, alpha=0.4, linewidth=4)
-        axis.plot([ratio.ratio], [place], "o", color=colour, markersize=5)
+            axis.plot([ratio.low, ratio.high], [y, y], color=colour, alpha=0.4, linewidth=4)
+        axis.plot([ratio.ratio], [y], "o", color=colour, markersize=5)
     axis.axvline(1.0, color="#333333", linewidth=0.8)
     axis.set_xscale("log")
-    axis.set_xlim(LEFT, RIGHT)
+    axis.set_xlim(MIN_RATIO, MAX_RATIO)
     axis.minorticks_off()
-    names = [f"{ratio.name.replace('_', ' ')}, {ratio.peer.replace('_', ' ')}" for ratio in part]
-    axis.set_yticks(range(len(part)), names, fontsize=7)
-    axis.set_ylim(len(part) - 0.4, -0.6)
+    names = [f"{ratio.name.replace('_', ' ')}, {ratio.peer.replace('_', ' ')}" for ratio in group]
+    axis.set_yticks(range(len(group)), names, fontsize=7)
+    axis.set_ylim(len(group) - 0.4, -0.6)
     axis.grid(axis="x", alpha=0.25)
     axis.tick_params(axis="x", length=0)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""How far each component is tested: the golden cases of its name and the laws of its kind."""
+"""Test coverage of each component: the golden cases of its name and the laws of its kind."""
 
 from __future__ import annotations
 
@@ -19,54 +19,55 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What stands behind one component."""
+    """Test coverage of one component."""
 
     values: int = 0
-    """Golden cases whose values it must reproduce."""
+    """Number of golden cases whose values it must reproduce."""
     refusals: int = 0
-    """Golden cases of tables that it must refuse."""
+    """Number of golden cases with tables that it must refuse."""
     laws: tuple[str, ...] = ()
-    """Test files of the repository that run over every registered component of the kind."""
+    """Test files that cover every registered component of the kind."""
 
     @property
     def golden(self) -> str:
-        """The golden cases in words."""
+        """The golden cases as text."""
         counts = [(self.values, "value"), (self.refusals, "refused table")]
         return " and ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in counts if n) or "none"
 
 
 def laws_of(kind: str) -> tuple[str, ...]:
-    """Returns the test files of the repository that run over every registered component of a kind."""
-    return tuple(_surveyed()["laws"][kind])
+    """Return the test files that cover every registered component of a kind."""
+    return tuple(_coverage()["laws"][kind])
 
 
 def status_of(kind: str, name: str) -> Status:
-    """Returns the status of a built-in component; nothing at all for one that came from elsewhere."""
-    counts = _surveyed()["golden"].get(kind, {}).get(name)
+    """Return the status of a built-in component; an empty one for a plug-in."""
+    counts = _coverage()["golden"].get(kind, {}).get(name)
     if counts is None:
         return Status()
     return Status(values=counts[0], refusals=counts[1], laws=laws_of(kind))
 
 
 def built_in(kind: str) -> list[str]:
-    """Returns the names that titanrl itself registers."""
+    """Return the names that titanrl itself registers."""
     inside = f"titanrl.components.{FOLDERS[kind]}."
     return [name for name in names(kind) if component_class(kind, name).__module__.startswith(inside)]
 
 
 def survey(root: Path, names: dict[str, list[str]]) -> dict[str, Any]:
-    """Returns what the tests of a clone say.
+    """Return the test coverage in a clone.
 
     Args:
-        root: folder that holds ``tests``. names: the built-in components of each kind.
+        root: folder that holds ``tests``.
+        names: kind -> its built-in components.
     """
-    golden = {kind: {name: [0, 0] for name in known} for kind, known in names.items()}
+    golden = {kind: {name: [0, 0] for name in each} for kind, each in names.items()}
     for kind, counts in golden.items():
         file = root / "tests" / "golden" / f"{kind}.json"
         cases = json.loads(file.read_text("utf-8")) if file.exists() else []
-        found = Counter((case["table"].get("name"), "error" in case["expect"]) for case in cases)
+        num_cases = Counter((case["table"].get("name"), "error" in case["expect"]) for case in cases)
         for name in counts:
-            counts[name] = [found[name, False], found[name, True]]
+            counts[name] = [num_cases[name, False], num_cases[name, True]]
     laws: dict[str, list[str]] = {kind: [] for kind in kinds()}
     for file in sorted([*root.glob("tests/laws/test_*.py"), *root.glob("tests/unit/*/test_*.py")]):
         for kind in _kinds_covered(file, root):
@@ -75,10 +76,10 @@ def survey(root: Path, names: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _kinds_covered(file: Path, root: Path) -> set[str]:
-    """Returns the kinds over whose every name the tests of a file are parametrized.
+    """Return the kinds for which the tests of a file are parametrized over all names.
 
-    That is: outside the tests' bodies, the file calls ``names("kind")`` or ``tables("kind")``, or the module
-    from which it imports ``tables`` does.
+    These are the kinds for which, outside the bodies of tests, the file calls ``names("kind")`` or
+    ``tables("kind")``, or the module from which it imports ``tables`` does.
     """
     tree = ast.parse(file.read_text("utf-8"))
     for part in tree.body:
@@ -101,5 +102,5 @@ def _enumerated(node: ast.AST) -> set[str]:
 
 
 @cache
-def _surveyed() -> dict[str, Any]:
+def _coverage() -> dict[str, Any]:
     return survey(ROOT, {kind: built_in(kind) for kind in kinds()})

@@ -24,18 +24,18 @@ def evaluate(*arguments):
 def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_path):
     run = train(load(file, ["loop.steps=2"]))
     last = lines(run)[-1]
-    assert evaluate(run, "--to", tmp_path / "run.json").exit_code == 0
+    assert evaluate(run, "--output", tmp_path / "run.json").exit_code == 0
     found = json.loads((tmp_path / "run.json").read_text())
     for name in ("score", "reward_repetition_mean", "response_tokens_mean"):
         assert found[name]["mean"] == pytest.approx(last[f"eval/{name}"], abs=1e-6)
     assert found["score"]["low"] == pytest.approx(last["eval/score_low"], abs=1e-6)
     assert (found["num_prompts"], found["model"]) == (2, str(run))
     # The file alone judges the model that training began with; --model any other, here the run again.
-    begin = evaluate(file, "--to", tmp_path / "begin.json")
+    begin = evaluate(file, "--output", tmp_path / "begin.json")
     assert "95% interval" in begin.output
     begun = json.loads((tmp_path / "begin.json").read_text())
     assert begun["score"]["mean"] == pytest.approx(lines(run)[0]["eval/score"], abs=1e-6)
-    assert evaluate(file, "--model", run, "--to", tmp_path / "again.json").exit_code == 0
+    assert evaluate(file, "--model", run, "--output", tmp_path / "again.json").exit_code == 0
     assert json.loads((tmp_path / "again.json").read_text()) == found
 
 
@@ -43,23 +43,23 @@ def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
     run = train(load(file, ["loop.steps=2"]))
     files = {name: tmp_path / f"{name}.json" for name in ("both", "end", "begin")}
     samples = ["--set=evaluation.samples_per_prompt=2", "--set=evaluation.temperature=1.0"]
-    result = evaluate(run, "--against", tmp_path / "model", "--to", files["both"], *samples)
+    result = evaluate(run, "--baseline", tmp_path / "model", "--output", files["both"], *samples)
     assert result.exit_code == 0, result.output
-    assert evaluate(run, "--to", files["end"], *samples).exit_code == 0
-    assert evaluate(file, "--to", files["begin"], *samples).exit_code == 0
+    assert evaluate(run, "--output", files["end"], *samples).exit_code == 0
+    assert evaluate(file, "--output", files["begin"], *samples).exit_code == 0
     both, end, begin = (json.loads(files[name].read_text()) for name in ("both", "end", "begin"))
-    against = both.pop("against")
+    against = both.pop("baseline")
     difference = against.pop("difference")
     assert (both, against) == (end, begin)
     assert difference["mean"] == pytest.approx(end["score"]["mean"] - begin["score"]["mean"], abs=1e-6)
     assert difference["low"] <= difference["mean"] <= difference["high"]
-    assert f"prompt by prompt: {difference['mean']:+.3f}" in result.output
+    assert f"paired score difference from {tmp_path / 'model'}: {difference['mean']:+.3f}" in result.output
 
 
 def test_several_responses_give_intervals_of_every_metric(file, tmp_path):
     settings = ("samples_per_prompt=4", "temperature=1.0", "best_of_reward=repetition")
     overrides = [f"--set=evaluation.{each}" for each in settings]
-    assert evaluate(file, *overrides, "--to", tmp_path / "found.json").exit_code == 0
+    assert evaluate(file, *overrides, "--output", tmp_path / "found.json").exit_code == 0
     found = json.loads((tmp_path / "found.json").read_text())
     score, pair, four = (found[name] for name in ("score", "best_of_2", "best_of_4"))
     assert score["mean"] < pair["mean"] <= four["mean"] <= 0
@@ -90,9 +90,11 @@ def test_evaluate_reports_the_reason_of_failed_scores(file, tmp_path):
         f"imports=['{tmp_path}/evaluated_rewards.py']",
         "reward=[{name='brittle_evaluation', label='pen'}]",
     ]
-    result = evaluate(file, *(f"--set={each}" for each in sets), "--to", tmp_path / "found.json")
+    result = evaluate(file, *(f"--set={each}" for each in sets), "--output", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
-    wanted = "2 scores failed; they count as [[reward]] failure_score. First pen: RuntimeError: out of ink"
+    wanted = (
+        "2 rewards failed and count as [[reward]] failure_score. First errors: pen: RuntimeError: out of ink"
+    )
     assert wanted in " ".join(result.output.split())
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["reward_failures"], found["reward_failure_reasons"]) == (

@@ -98,7 +98,9 @@ def test_interrupted_and_repeated_run_writes_the_same_files(file, tmp_path, monk
 
 
 def test_foreign_output_folder_and_too_many_prompts_are_refused(file, tmp_path):
-    with pytest.raises(ConfigError, match=r"--to must name a new folder, got '.*', which holds other files"):
+    with pytest.raises(
+        ConfigError, match=r"--output must name a new folder, got '.*', which holds other files"
+    ):
         rejection_sampling.collect(asked(file), tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the prompts there are, got 8"):
         rejection_sampling.collect(asked(file, "rft.num_prompts=8"), tmp_path / "data")
@@ -112,7 +114,16 @@ def test_two_processes_write_the_same_file_as_one(file, tmp_path):
     one = texts(rejection_sampling.collect(asked(file), tmp_path / "one").parent)
     sizes = ("rft.samples_per_prompt=3", "rft.prompts_per_batch=2", "rft.max_per_prompt=2")
     overrides = (*sizes, "rft.include_truncated=true")
-    command = [sys.executable, "-m", "titanrl", "rft", str(file), "--to", str(tmp_path / "two"), "--nproc=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "titanrl",
+        "rft",
+        str(file),
+        "--output",
+        str(tmp_path / "two"),
+        "--nproc=2",
+    ]
     done = subprocess.run(
         [*command, *(f"--set={each}" for each in overrides)],
         cwd=ROOT, capture_output=True, text=True, timeout=280,

@@ -23,7 +23,7 @@ import torch
 import uvicorn
 
 from tests.e2e.test_training import FILE, ROOT, file
-from titanrl.cli.target import target_of
+from titanrl.cli.target import resolve_target
 from titanrl.components.samplers.torch import TorchSampler
 from titanrl.config import load
 from titanrl.engine.export import export_run
@@ -399,9 +399,9 @@ def test_target_is_a_file_a_run_or_another_model(file: Path, tmp_path: Path) -> 
     run.mkdir()
     (run / "experiment.toml").write_text(file.read_text())
     trained = f'model.path="{tmp_path}/model"'
-    assert target_of(file, None, ["a=1"]) == (file, ["a=1"], None)
-    assert target_of(run, None, None) == (run / "experiment.toml", [trained], run)
-    assert target_of(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
-    assert target_of(run, tmp_path / "m", []) == (
+    assert resolve_target(file, None, ["a=1"]) == (file, ["a=1"], None)
+    assert resolve_target(run, None, None) == (run / "experiment.toml", [trained], run)
+    assert resolve_target(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
+    assert resolve_target(run, tmp_path / "m", []) == (
         run / "experiment.toml", [f'model.path="{tmp_path}/m"'], None,
     )  # fmt: skip

@@ -108,4 +108,4 @@ def test_findings_panel_shows_each_seed_of_the_expected_metric() -> None:
     (panel,) = panels([FOLDER / "kl_k3_in_loss.toml"], FOLDER / "results")
     assert [row.variant for row in panel.rows] == ["k2", "k3", "k3_straight_through"]
     assert all(row.metric == "kl/value" and len(row.values) == 20 for row in panel.rows)
-    assert panel.outcomes == {"k3": "the opposite", "k3_straight_through": "as expected"}
+    assert panel.results == {"k3": "the opposite", "k3_straight_through": "as expected"}

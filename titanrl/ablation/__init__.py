@@ -1,1 +1,1 @@
-"""Ablations: one base experiment, what varies, several seeds; runs, statistics and a report."""
+"""Ablations: variants of one base experiment, run with several seeds and compared statistically."""

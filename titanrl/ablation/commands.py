@@ -1,4 +1,4 @@
-"""An ablation as commands that run anywhere: one a run, or an array job for Slurm."""
+"""An ablation as shell commands, one per run, or as a Slurm array job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TEMPLATE = """\
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node={nproc}
 #SBATCH --cpus-per-task={cores}
-# Add partition, time limit, memory and --gpus-per-task=1 as your cluster wants them, then:
+# Add the partition, time limit, memory and --gpus-per-task=1 that your cluster needs, then:
 #   mkdir -p {folder}/logs && sbatch THIS_FILE
-# When all have ended, `titanrl ablate` with the same file writes the report.
+# When all tasks have ended, run `titanrl ablate` on the same file to write the report.
 set -euo pipefail
 readarray -t commands <<'COMMANDS'
 {commands}
@@ -29,7 +29,7 @@ eval "srun ${{commands[SLURM_ARRAY_TASK_ID]}}"
 
 
 def command(run: PlannedRun, nproc: int = 1) -> str:
-    """Returns the shell command that makes the run, from the folder in which this process works."""
+    """Return the shell command that executes a run, relative to this process's working directory."""
     words = ["titanrl", "train", str(run.base), *(f"--set={each}" for each in run.overrides)]
     if nproc > 1:
         words.append(f"--nproc={nproc}")
@@ -39,13 +39,20 @@ def command(run: PlannedRun, nproc: int = 1) -> str:
 
 
 def slurm_array(name: str, runs: Sequence[PlannedRun], nproc: int = 1, cores: int = 8) -> str:
-    """Returns an sbatch script with a task for each run; srun starts the ranks of one.
+    """Return an sbatch script with one task per run; srun starts the ranks of a task.
 
     Args:
-        nproc: ranks of a run. cores: of each rank.
+        name: name of the job.
+        runs: the runs, at least one.
+        nproc: number of ranks per run.
+        cores: number of cores per rank.
     """
     folder = runs[0].folder.path.parent
     return TEMPLATE.format(
-        name=shlex.quote(name), last=len(runs) - 1, folder=shlex.quote(str(folder)), nproc=nproc, cores=cores,
+        name=shlex.quote(name),
+        last=len(runs) - 1,
+        folder=shlex.quote(str(folder)),
+        nproc=nproc,
+        cores=cores,
         commands="\n".join(command(run) for run in runs),
-    )  # fmt: skip
+    )

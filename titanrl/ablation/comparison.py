@@ -1,4 +1,4 @@
-"""Numbers of runs -> the table of an ablation: means, intervals, paired differences, p, outcomes."""
+"""Comparison of an ablation's runs: means, intervals, paired differences, p-values, outcomes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from titanrl.ablation.curves import BUDGETS, Budget, Curves
 from titanrl.ablation.settings import Budgets, Expectation, Settings
 from titanrl.ablation.statistics import bootstrap_interval, holm, mean_interval, sign_flip_p
 
-__all__ = ["Difference", "Measurement", "Row", "Runs", "Verdict", "blocks", "compare", "measure", "verdicts"]
+__all__ = [
+    "Difference",
+    "Measurement",
+    "Outcome",
+    "Result",
+    "Row",
+    "Runs",
+    "compare",
+    "evaluate_expectations",
+    "group_rows",
+    "measure",
+]
 
 Runs = Mapping[tuple[str, int], Curves]
-"""Variant and seed -> what the run recorded; runs that failed are not there."""
-Outcome = Literal["as expected", "the opposite", "undecided", "not measured"]
+"""(variant, seed) -> curves of the run; failed runs are absent."""
+Result = Literal["as expected", "the opposite", "undecided", "not measured"]
 
 
 class Measurement(NamedTuple):
@@ -32,23 +43,23 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A variant less the baseline, seed by seed."""
+    """Paired difference of a variant from the baseline, over equal seeds."""
 
     pairs: int
-    """Seeds that both have."""
+    """Number of seeds that both have."""
     mean: float
     low: float
     high: float
-    """Ends of the 95% bootstrap interval; infinite with fewer than two pairs."""
+    """Bounds of the 95% bootstrap interval; infinite with fewer than two pairs."""
     p: float
-    """Of the sign-flip test."""
+    """p-value of the sign-flip test."""
     p_holm: float
-    """Corrected for the number of variants compared with the baseline."""
+    """p-value corrected for the number of variants compared with the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One variant by one metric at one budget."""
+    """One metric of one variant at one budget, over all seeds."""
 
     variant: str
     metric: str
@@ -59,111 +70,110 @@ class Row:
     mean: float
     low: float
     high: float
-    """Ends of the 95% t interval over seeds; infinite with one seed."""
+    """Bounds of the 95% t interval over seeds; infinite with one seed."""
     difference: Difference | None
-    """None: it is the baseline, or no seed is in both."""
+    """None: the variant is the baseline, or the two share no seed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came of an expectation, at the last budget of steps."""
+class Outcome:
+    """An expectation and its result at the last budget of steps."""
 
     expectation: Expectation
     metric: str
     difference: Difference | None
-    outcome: Outcome
+    result: Result
 
 
 def measure(runs: Runs, settings: Settings) -> list[Measurement]:
-    """Returns every metric of every run at every budget, where the run has it.
+    """Return every metric of every run at every budget at which the run has it.
 
-    A kind of budget without values has one: the most that all the runs reached.
+    A kind of budget without values gets one value: the maximum that all runs reached.
     """
-    found = []
-    for metric in settings.shown:
+    measurements = []
+    for metric in settings.all_metrics:
         for budget, limit in _limits(runs, settings.budgets):
             for (variant, seed), curves in runs.items():
                 value = curves.at(metric, budget, limit, settings.window)
                 if value is not None:
-                    found.append(Measurement(variant, seed, metric, budget, limit, value))
-    return found
+                    measurements.append(Measurement(variant, seed, metric, budget, limit, value))
+    return measurements
 
 
 def _limits(runs: Runs, budgets: Budgets) -> list[tuple[Budget, float]]:
-    found: list[tuple[Budget, float]] = []
+    limits: list[tuple[Budget, float]] = []
     for kind in BUDGETS:
-        given = getattr(budgets, kind) or (min(each.total(kind) for each in runs.values()),)
-        found += [(kind, float(limit)) for limit in given]
-    return found
+        values = getattr(budgets, kind) or (min(each.total(kind) for each in runs.values()),)
+        limits += [(kind, float(limit)) for limit in values]
+    return limits
 
 
-def compare(measured: Sequence[Measurement], variants: Sequence[str]) -> list[Row]:
-    """Returns the whole table: metrics and budgets in the order measured, within them the variants.
+def compare(measurements: Sequence[Measurement], variants: Sequence[str]) -> list[Row]:
+    """Return the rows of all metrics and budgets, in the order of the measurements, then of the variants.
 
     Args:
-        variants: their names, the baseline first.
+        measurements: as ``measure`` returns them.
+        variants: names of the variants, the baseline first.
     """
-    found: dict[tuple[str, Budget, float], dict[str, dict[int, float]]] = {}
-    for each in sorted(measured, key=lambda each: each.seed):
-        block = found.setdefault((each.metric, each.budget, each.limit), {})
-        block.setdefault(each.variant, {})[each.seed] = each.value
-    order = dict.fromkeys((each.metric, each.budget, each.limit) for each in measured)
+    by_group: dict[tuple[str, Budget, float], dict[str, dict[int, float]]] = {}
+    for each in sorted(measurements, key=lambda each: each.seed):
+        group = by_group.setdefault((each.metric, each.budget, each.limit), {})
+        group.setdefault(each.variant, {})[each.seed] = each.value
+    order = dict.fromkeys((each.metric, each.budget, each.limit) for each in measurements)
     table: list[Row] = []
     for metric, budget, limit in order:
-        block = found[metric, budget, limit]
+        group = by_group[metric, budget, limit]
         rows = []
-        for variant in (name for name in variants if name in block):
-            values, base = block[variant], block.get(variants[0], {})
-            pairs = [values[seed] - base[seed] for seed in values if seed in base]
-            difference = None if variant == variants[0] else _difference(pairs)
-            middle = mean_interval(list(values.values()))
-            rows.append(Row(variant, metric, budget, limit, values, *middle, difference))
-        table += _corrected(rows)
+        for variant in (name for name in variants if name in group):
+            values, baseline = group[variant], group.get(variants[0], {})
+            differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
+            difference = None if variant == variants[0] else _difference(differences)
+            interval = mean_interval(list(values.values()))
+            rows.append(Row(variant, metric, budget, limit, values, *interval, difference))
+        table += _with_holm(rows)
     return table
 
 
-def blocks(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows of each metric at each budget, which are compared with one another."""
-    found: dict[tuple[str, Budget, float], list[Row]] = {}
+def group_rows(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows grouped by metric and budget."""
+    groups: dict[tuple[str, Budget, float], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.metric, row.budget, row.limit), []).append(row)
-    return list(found.values())
+        groups.setdefault((row.metric, row.budget, row.limit), []).append(row)
+    return list(groups.values())
 
 
-def verdicts(settings: Settings, table: Sequence[Row]) -> list[Verdict]:
-    """Returns what came of each expectation: its interval must lie on the side, or within the margin."""
-    found = []
+def evaluate_expectations(settings: Settings, table: Sequence[Row]) -> list[Outcome]:
+    """Return the outcome of each expectation: the interval must lie on the expected side or in the margin."""
+    outcomes = []
     for expectation in settings.expect:
         metric = expectation.metric or settings.metric
-        at_steps = [
-            row for row in table
-            if (row.metric, row.budget, row.variant) == (metric, "steps", expectation.variant)
-        ]  # fmt: skip
-        difference = at_steps[-1].difference if at_steps else None
-        found.append(Verdict(expectation, metric, difference, _outcome(expectation, difference)))
-    return found
+        key = (metric, "steps", expectation.variant)
+        rows = [row for row in table if (row.metric, row.budget, row.variant) == key]
+        difference = rows[-1].difference if rows else None
+        outcomes.append(Outcome(expectation, metric, difference, _result(expectation, difference)))
+    return outcomes
 
 
-def _difference(pairs: Sequence[float]) -> Difference | None:
-    if not pairs:
+def _difference(differences: Sequence[float]) -> Difference | None:
+    if not differences:
         return None
-    low, high = bootstrap_interval(pairs) if len(pairs) > 1 else (-math.inf, math.inf)
-    p = sign_flip_p(pairs)
-    return Difference(len(pairs), fmean(pairs), low, high, p, p)
+    low, high = bootstrap_interval(differences) if len(differences) > 1 else (-math.inf, math.inf)
+    p = sign_flip_p(differences)
+    return Difference(len(differences), fmean(differences), low, high, p, p)
 
 
-def _corrected(block: Sequence[Row]) -> list[Row]:
-    """Returns the rows of one metric and budget with p corrected for their number."""
-    corrected = iter(holm([row.difference.p for row in block if row.difference is not None]))
+def _with_holm(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of one metric and budget with p-values corrected for the number of comparisons."""
+    corrected = iter(holm([row.difference.p for row in rows if row.difference is not None]))
     return [
         row
         if row.difference is None
         else replace(row, difference=replace(row.difference, p_holm=next(corrected)))
-        for row in block
+        for row in rows
     ]
 
 
-def _outcome(expectation: Expectation, difference: Difference | None) -> Outcome:
+def _result(expectation: Expectation, difference: Difference | None) -> Result:
     if difference is None:
         return "not measured"
     low, high = difference.low, difference.high

@@ -1,4 +1,4 @@
-"""Runs the unfinished runs of an ablation, several at a time, each in a process of its own."""
+"""Execution of an ablation's unfinished runs, several at a time, each in its own process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from pathlib import Path
 from titanrl.ablation.plan import PlannedRun
 from titanrl.errors import ConfigError
 
-__all__ = ["Execution", "Failure", "Slot", "devices", "execute", "log_of", "slots"]
+__all__ = ["Execution", "Failure", "Slot", "execute", "log_file", "split_machine", "visible_devices"]
 
 POLL_SECONDS = 0.2
 PRELOADED = ("titanrl.training.online", "titanrl.report.curves", "matplotlib.backends.backend_agg")
-"""What every run imports. A server process imports it once, and each run starts as its copy."""
+"""Modules that every run imports. A fork server imports them once, and each run is forked from it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A share of this machine, on which one run at a time works; two of the same cores are two shares."""
+    """A share of this machine that executes one run at a time.
+
+    Slots may have the same cores, so they are compared by identity.
+    """
 
     cores: tuple[int, ...]
     devices: tuple[str, ...]
-    """Its entries of CUDA_VISIBLE_DEVICES; empty on a machine without GPUs."""
+    """Entries of CUDA_VISIBLE_DEVICES; empty on a machine without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Execution:
-    """How far all is; what a view shows."""
+    """State of all runs, as a view shows it."""
 
     waiting: deque[PlannedRun]
     running: dict[Slot, tuple[PlannedRun, BaseProcess]]
@@ -52,16 +55,22 @@ class Execution:
     failed: list[Failure]
 
 
-def slots(jobs: int, nproc: int, cores: Sequence[int], devices: Sequence[str]) -> list[Slot]:
-    """Returns the shares of ``jobs`` runs at a time, of ``nproc`` processes each.
+def split_machine(jobs: int, nproc: int, cores: Sequence[int], devices: Sequence[str]) -> list[Slot]:
+    """Split the machine into ``jobs`` slots.
+
+    Args:
+        jobs: number of runs at a time.
+        nproc: number of processes per run.
+        cores: the CPU cores of the machine.
+        devices: the GPUs of the machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        ConfigError: there are GPUs, but not one for each process.
+        ConfigError: there are GPUs, but fewer than processes.
     """
     if devices and jobs * nproc > len(devices):
         raise ConfigError(
-            f"--jobs times --nproc must be <= {len(devices)}, the GPUs of this machine, got {jobs} x {nproc};"
-            " lower one."
+            f"--jobs times --nproc must be <= {len(devices)}, the number of GPUs of this machine, "
+            f"got {jobs} x {nproc}; lower one of them."
         )
     return [
         Slot(
@@ -72,8 +81,8 @@ def slots(jobs: int, nproc: int, cores: Sequence[int], devices: Sequence[str]) -
     ]
 
 
-def devices(environment: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none: an empty list."""
+def visible_devices(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if "CUDA_VISIBLE_DEVICES" in environment:
         return [name for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
     import torch
@@ -81,39 +90,42 @@ def devices(environment: Mapping[str, str]) -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def log_of(run: PlannedRun) -> Path:
-    """Returns the file into which a run's output goes."""
+def log_file(run: PlannedRun) -> Path:
+    """Return the file that a run's output is written to."""
     return run.folder.path.parent / "logs" / f"{run.folder.path.name}.log"
 
 
 def execute(
     runs: Sequence[PlannedRun],
-    shares: Sequence[Slot],
+    slots: Sequence[Slot],
     *,
     nproc: int = 1,
     view: Callable[[Execution], None] = lambda _: None,
-    finished: Callable[[PlannedRun], None] = lambda _: None,
+    on_finished: Callable[[PlannedRun], None] = lambda _: None,
 ) -> list[Failure]:
-    """Runs what is not finished yet and returns what failed; a failure does not stop the others.
+    """Execute the unfinished runs and return the failures; a failed run does not stop the others.
 
-    An interrupted run carries on from its newest checkpoint, or begins again if it has none.
+    An interrupted run resumes at its newest checkpoint, or starts again if it has none.
 
     Args:
-        view: is shown the state several times a second. finished: is told of each run that ends well; what
-            it raises ends everything.
+        runs: all runs of the ablation.
+        slots: shares of the machine, one per concurrent run.
+        nproc: number of processes per run.
+        view: called with the state several times per second.
+        on_finished: called with each finished run, including earlier ones; an exception ends the execution.
 
     Raises:
-        ConfigError: a run folder holds a run of other settings.
+        ConfigError: a run folder holds a run with other settings.
     """
     execution = Execution(deque(), {}, [], [])
     for run in runs:
         (execution.finished if run.state() == "finished" else execution.waiting).append(run)
     for run in execution.finished:
-        finished(run)
-    context = _processes(gpus=bool(shares[0].devices))
+        on_finished(run)
+    context = _context(has_gpus=bool(slots[0].devices))
     try:
         while execution.waiting or execution.running:
-            for slot in shares:
+            for slot in slots:
                 if slot not in execution.running and execution.waiting:
                     run = execution.waiting.popleft()
                     execution.running[slot] = run, _start(context, run, slot, nproc)
@@ -123,7 +135,7 @@ def execute(
                     del execution.running[slot]
                     if process.exitcode == 0 and run.state() == "finished":
                         execution.finished.append(run)
-                        finished(run)
+                        on_finished(run)
                     else:
                         execution.failed.append(Failure(run, _reason(run, process.exitcode)))
             view(execution)
@@ -135,22 +147,22 @@ def execute(
     return execution.failed
 
 
-def _processes(*, gpus: bool) -> BaseContext:
-    """Returns what starts the runs: copies of a server that has everything imported.
+def _context(*, has_gpus: bool) -> BaseContext:
+    """Return the multiprocessing context of the runs: a fork server with preloaded modules.
 
-    With GPUs nothing is imported before: a driver that was asked for its devices cannot be copied.
+    With GPUs nothing is preloaded, because an initialized CUDA driver cannot be forked.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([] if gpus else list(PRELOADED))
+    context.set_forkserver_preload([] if has_gpus else list(PRELOADED))
     return context
 
 
 def _start(context: BaseContext, run: PlannedRun, slot: Slot, nproc: int) -> BaseProcess:
     resume = run.state() == "unfinished"
     if not resume:
-        # A run that was ended while its models were built leaves a folder without its identity.
+        # Left by a run that ended while its models were built: a folder without experiment.toml.
         shutil.rmtree(run.folder.path, ignore_errors=True)
-    log = log_of(run)
+    log = log_file(run)
     log.parent.mkdir(parents=True, exist_ok=True)
     arguments = (str(run.base), run.overrides, resume, str(log), slot, nproc)
     process: BaseProcess = context.Process(target=_train, args=arguments, name=run.folder.path.name)  # type: ignore[attr-defined]
@@ -159,8 +171,8 @@ def _start(context: BaseContext, run: PlannedRun, slot: Slot, nproc: int) -> Bas
 
 
 def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Slot, nproc: int) -> None:
-    """One run, in its own process: what ``titanrl train`` does, on a share of the machine."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Execute one run in this process, like ``titanrl train``, on a slot of the machine."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -170,7 +182,7 @@ def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Sl
     if nproc > 1:
         from titanrl.runtime.launch import torchrun
 
-        words = [f"--set={each}" for each in overrides] + ["--resume"][: int(resume)]
+        words = [f"--set={each}" for each in overrides] + (["--resume"] if resume else [])
         command = torchrun(nproc, ["train", base, *words])
         os.execv(command[0], command)
     from titanrl.config import load
@@ -179,8 +191,8 @@ def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Sl
     train(load(base, overrides), resume=resume)
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the one that wanted it is gone, so that a second call never meets a live run."""
+def _exit_with_parent() -> None:
+    """Exit when the parent process ends, so that a later call never finds a live run."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -193,7 +205,7 @@ def _environment(slot: Slot, nproc: int) -> Mapping[str, str]:
 
 
 def _reason(run: PlannedRun, exitcode: int | None) -> str:
-    log = log_of(run)
+    log = log_file(run)
     lines = log.read_text("utf-8", "replace").split("\n") if log.is_file() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
     return f"{last} (exit code {exitcode}; {log})"

@@ -1,4 +1,4 @@
-"""An ablation file -> its runs; every mistake of any variant is found before anything runs."""
+"""Plan of an ablation: all its runs, checked before the first one starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from titanrl.report.jsonl import last_line
 __all__ = ["Plan", "PlannedRun", "is_ablation", "outline", "plan"]
 
 CHANGES = ("vary", "variant")
-"""Keys that say what varies; a file with one of them is an ablation."""
+"""Keys that define the variants; a file with one of them is an ablation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PlannedRun:
     base: Path
     """The experiment file."""
     overrides: tuple[str, ...]
-    """``--set`` arguments that make it this run."""
+    """Overrides of the experiment file that define this run."""
     experiment: Experiment
 
     @property
@@ -44,25 +44,26 @@ class PlannedRun:
         return RunFolder(Path(run.folder) / run.name)
 
     def state(self) -> Literal["absent", "unfinished", "finished"]:
-        """Returns how far the run in the folder has come.
+        """Return the state of the run in the folder.
 
         Raises:
-            ConfigError: the folder holds a run of other settings.
+            ConfigError: the folder holds a run with other settings.
         """
         folder = self.folder
         if not folder.config.is_file():
             return "absent"
-        # Read as of today: a run made before some key was there has that key's default.
-        wanted, found = to_table(self.experiment), to_table(load(folder.config))
-        if wanted != found:
+        # Loaded, not compared as text: keys that were added since then have their defaults.
+        planned, stored = to_table(self.experiment), to_table(load(folder.config))
+        if planned != stored:
             raise ConfigError(
-                f"{str(folder.path)!r} holds a run of other settings ({_difference(found, wanted)}); remove "
-                "the folder to run it again, or give the ablation's file another name."
+                f"{str(folder.path)!r} holds a run with other settings "
+                f"({_difference(stored, planned)}); remove the folder to run it again, or rename "
+                "the ablation file."
             )
         return "finished" if self.steps_done() == self.experiment.loop.steps else "unfinished"
 
     def steps_done(self) -> int:
-        """Returns the steps recorded so far."""
+        """Return the number of the last recorded step."""
         metrics = self.folder.metrics
         last = last_line(metrics) if metrics.is_file() else None
         return 0 if last is None else int(last["step"])
@@ -77,7 +78,7 @@ class Plan:
     variants: tuple[Variant, ...]
     """The baseline first."""
     runs: tuple[PlannedRun, ...]
-    """Seed by seed, so that a part of them compares all variants."""
+    """Ordered by seed, so that a partial set of runs compares all variants."""
 
     @property
     def name(self) -> str:
@@ -89,85 +90,86 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Holds the runs, their logs and the report."""
+        """Folder of the runs, their logs and the report."""
         return self.runs[0].folder.path.parent
 
 
 def is_ablation(path: Path) -> bool:
-    """Whether a file says what varies."""
+    """Return whether a file defines variants."""
     try:
         return any(key in read_toml(path) for key in CHANGES)
     except ConfigError:
-        return False  # Whoever reads the file next says what is wrong with it.
+        return False  # The next reader of the file reports its errors.
 
 
 def plan(path: Path, overrides: Sequence[str] = (), nproc: int | None = None) -> Plan:
-    """Returns the runs of an ablation file.
+    """Return the checked runs of an ablation file.
 
     Args:
-        overrides: ``a.b.c=value`` each, laid over every variant. nproc: processes of each run; None: not
-            known yet.
+        path: the ablation file.
+        overrides: ``a.b.c=value`` each, applied to every variant.
+        nproc: number of processes per run; None: not known yet.
 
     Raises:
-        ConfigError: with every mistake of the file, and of every variant what ``titanrl check`` would find.
+        ConfigError: with all errors of the file and of its variants, as ``titanrl check`` reports them.
     """
-    settings, found = outline(path)
-    experiments, mistakes = {}, {}
-    for variant in found:
+    settings, parsed = outline(path)
+    experiments, errors = {}, {}
+    for variant in parsed:
         try:
             experiments[variant.name] = _experiment(path, settings, variant, overrides, nproc)
         except ConfigError as error:
-            mistakes[variant.name] = error.problems
-    if mistakes:
-        raise ConfigError(_merged(mistakes, len(found)), file=str(path))
+            errors[variant.name] = error.problems
+    if errors:
+        raise ConfigError(_merge_problems(errors, len(parsed)), file=str(path))
     runs = [
         _run(path, settings, variant, seed, tuple(overrides), experiments[variant.name])
         for seed in range(settings.seeds)
-        for variant in found
+        for variant in parsed
     ]
-    return Plan(path, settings, found, tuple(runs))
+    return Plan(path, settings, parsed, tuple(runs))
 
 
 def outline(path: Path) -> tuple[Settings, tuple[Variant, ...]]:
-    """Returns what an ablation file itself says, the baseline first of the variants; no base file is read.
+    """Return the settings and the variants, baseline first, of an ablation file; no base file is read.
 
     Raises:
-        ConfigError: with every mistake of the file.
+        ConfigError: with all errors of the file.
     """
     try:
-        settings, found = _parts(read_toml(path))
+        settings, parsed = _parse(read_toml(path))
     except ConfigError as error:
         raise ConfigError(error.problems, file=str(path)) from None
     problems: list[Problem] = []
-    names = [each.name for each in found]
-    named = [("baseline", settings.baseline)] if settings.baseline is not None else []
-    named += [(f"expect.{index}.variant", each.variant) for index, each in enumerate(settings.expect)]
-    for key, name in named:
+    names = [each.name for each in parsed]
+    references = [("baseline", settings.baseline)] if settings.baseline is not None else []
+    references += [(f"expect.{index}.variant", each.variant) for index, each in enumerate(settings.expect)]
+    for key, name in references:
         if name not in names:
             text = f"must be the name of a variant, got {name!r}{did_you_mean(name, names) or ';'} variants: "
             problems.append(Problem("", text + ", ".join(names) + ".", key))
     if problems:
         raise ConfigError(problems, file=str(path))
     baseline = settings.baseline or names[0]
-    return settings, tuple(sorted(found, key=lambda each: each.name != baseline))
+    return settings, tuple(sorted(parsed, key=lambda each: each.name != baseline))
 
 
-def _parts(table: Mapping[str, Any]) -> tuple[Settings, tuple[Variant, ...]]:
+def _parse(table: Mapping[str, Any]) -> tuple[Settings, tuple[Variant, ...]]:
     known = fields_of(Settings)
     problems = unknown_keys(table, [*known, *CHANGES])
     settings: Settings | None = None
-    found: tuple[Variant, ...] = ()
+    parsed: tuple[Variant, ...] = ()
     try:
         settings = decode(Settings, {key: table[key] for key in known if key in table})
     except ConfigError as error:
         problems += error.problems
     try:
-        found = variants(table.get("vary"), table.get("variant"))
+        parsed = variants(table.get("vary"), table.get("variant"))
     except ConfigError as error:
         problems += error.problems
     if settings is None or problems:
         raise ConfigError(problems)
-    return settings, found
+    return settings, parsed
 
 
 def _experiment(
@@ -177,13 +179,13 @@ def _experiment(
     try:
         experiment = load(base, [*variant.overrides, *overrides])
     except ConfigError as error:
-        raise ConfigError(_placed(problem, str(base)) for problem in error.problems) from None
+        raise ConfigError(_with_origin(problem, str(base)) for problem in error.problems) from None
     problems = preflight(experiment, nproc)
-    if experiment.evaluation is None and any(name.startswith("eval/") for name in settings.shown):
-        text = "is missing, and a metric of the ablation is taken from it; add it, or choose another metric."
+    if experiment.evaluation is None and any(name.startswith("eval/") for name in settings.all_metrics):
+        text = "is missing, but a metric of the ablation needs it; add it, or choose another metric."
         problems.append(Problem("evaluation", text))
-    if late := [step for step in settings.budgets.steps if step > experiment.loop.steps]:
-        text = f"must be <= [loop] steps = {experiment.loop.steps}, got {late}."
+    if beyond := [step for step in settings.budgets.steps if step > experiment.loop.steps]:
+        text = f"must be <= [loop] steps = {experiment.loop.steps}, got {beyond}."
         problems.append(Problem("budgets", text, "steps"))
     if problems:
         raise ConfigError(problems)
@@ -202,39 +204,40 @@ def _run(
     name = f"{variant.folder_name}-seed{seed}"
     run = replace(experiment.run, name=name, folder=folder, seed=seed)
     own = (f"run.name={inline(name)}", f"run.folder={inline(folder)}", f"run.seed={seed}")
-    return PlannedRun(
-        variant.name, seed, path.parent / settings.base, (*variant.overrides, *overrides, *own),
-        replace(experiment, run=run),
-    )  # fmt: skip
+    all_overrides = (*variant.overrides, *overrides, *own)
+    base = path.parent / settings.base
+    return PlannedRun(variant.name, seed, base, all_overrides, replace(experiment, run=run))
 
 
-def _merged(mistakes: Mapping[str, Sequence[Problem]], num_variants: int) -> list[Problem]:
-    """Returns each mistake once: with its variant, unless all have it."""
-    of: dict[Problem, list[str]] = {}
-    for name, problems in mistakes.items():
+def _merge_problems(by_variant: Mapping[str, Sequence[Problem]], num_variants: int) -> list[Problem]:
+    """Return each problem once, with its variants unless all variants have it."""
+    variants_of: dict[Problem, list[str]] = {}
+    for name, problems in by_variant.items():
         for problem in problems:
-            of.setdefault(problem, []).append(name)
+            variants_of.setdefault(problem, []).append(name)
     return [
         problem
         if len(names) == num_variants
-        else replace(problem, origin=", ".join([*filter(None, [problem.origin]), *map(_called, names)]))
-        for problem, names in of.items()
+        else replace(
+            problem, origin=", ".join([*filter(None, [problem.origin]), *map(_variant_label, names)])
+        )
+        for problem, names in variants_of.items()
     ]
 
 
-def _placed(problem: Problem, base: str) -> Problem:
-    """Returns a mistake as the ablation's file sees it: what a variant wrote is its own."""
+def _with_origin(problem: Problem, base: str) -> Problem:
+    """Return a problem with the base file as its origin, unless a variant's own override caused it."""
     return replace(problem, origin="" if problem.origin == "--set" else problem.origin or base)
 
 
-def _called(name: str) -> str:
+def _variant_label(name: str) -> str:
     return f"variant {name!r}"
 
 
-def _difference(found: Any, wanted: Any, at: str = "") -> str:
-    """Returns the first key in which two tables differ, with both values."""
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in sorted({*found, *wanted}):
-            if found.get(key) != wanted.get(key):
-                return _difference(found.get(key), wanted.get(key), f"{at}.{key}" if at else key)
-    return f"{at} was {found!r} and is {wanted!r}"
+def _difference(stored: Any, planned: Any, path: str = "") -> str:
+    """Return the first key in which two tables differ, with both values."""
+    if isinstance(stored, Mapping) and isinstance(planned, Mapping):
+        for key in sorted({*stored, *planned}):
+            if stored.get(key) != planned.get(key):
+                return _difference(stored.get(key), planned.get(key), f"{path}.{key}" if path else key)
+    return f"{path} was {stored!r} and is {planned!r}"

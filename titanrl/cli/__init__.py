@@ -1,4 +1,4 @@
-"""The ``titanrl`` command. The environment is read here and nowhere else."""
+"""The ``titanrl`` command. Environment variables are read in this package and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``titanrl check`` and ``titanrl show``: what is wrong with experiment files, and what they come to."""
+"""``titanrl check`` and ``titanrl show``: validate experiment files and print their resolved form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from titanrl.ablation.plan import is_ablation, plan
-from titanrl.cli.pipeline import folder_of
+from titanrl.cli.recipe import default_folder
 from titanrl.cli.scan import scan_data
 from titanrl.cli.train import SET
 from titanrl.config import dumps, load
@@ -21,8 +21,8 @@ from titanrl.errors import ConfigError
 from titanrl.preflight.memory import estimate_rank_memory
 from titanrl.preflight.verify import load_checked
 from titanrl.protocols.batch import STAGES, key_name
-from titanrl.recipes.checks import check_pipeline
-from titanrl.recipes.settings import is_pipeline, load_pipeline
+from titanrl.recipes.checks import check_recipe
+from titanrl.recipes.settings import is_recipe, load_recipe
 from titanrl.runtime.lazy import lazy_torch
 
 if TYPE_CHECKING:
@@ -33,69 +33,75 @@ __all__ = ["check", "show"]
 
 def check(
     files: Annotated[
-        list[Path], typer.Argument(help="Experiment, ablation or pipeline files (TOML).", show_default=False)
+        list[Path], typer.Argument(help="Experiment, ablation or recipe files (TOML).", show_default=False)
     ],
     overrides: SET = None,
-    nproc: Annotated[int | None, typer.Option(min=1, help="Also check that so many processes fit.")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Also check that this number of processes fits.")
+    ] = None,
     data: Annotated[
         bool,
         typer.Option(
             "--data",
-            help="Also read all examples: bad and long rows, a histogram, how many of the held-out ones are "
-            "different, and whether training has them too.",
+            help="Also read all examples and report invalid and overlong rows, a histogram of row lengths, "
+            "unique held-out examples, and held-out examples that occur in the training data.",
         ),
     ] = False,
 ) -> None:
-    """Find every mistake of experiment, ablation and pipeline files without loading a model."""
+    """Report all errors of experiment, ablation and recipe files without loading a model."""
     lazy_torch()
-    failed = False
+    has_failed = False
     for file in files:
-        needed = ""
+        memory_text = ""
         try:
-            kind = "ablation" if is_ablation(file) else "pipeline" if is_pipeline(file) else ""
+            kind = "ablation" if is_ablation(file) else "recipe" if is_recipe(file) else ""
             if kind and data:
-                raise ConfigError(f"{file}: --data reads experiments, not {kind}s; name those that it uses.")
+                raise ConfigError(
+                    f"{file}: --data reads experiments, not {kind}s; name its experiment files."
+                )
             if kind == "ablation":
                 plan(file, overrides or [], nproc)
-            elif kind == "pipeline":
-                stages = load_pipeline(file, folder_of(file), overrides or [])
-                check_pipeline(stages, folder_of(file), nproc)
+            elif kind == "recipe":
+                recipe = load_recipe(file, default_folder(file), overrides or [])
+                check_recipe(recipe, default_folder(file), nproc)
             else:
                 experiment = load_checked(file, overrides or [], nproc)
                 ranks = nproc or experiment.parallelism.least_ranks
-                needed = _memory(estimate_rank_memory(experiment, ranks), ranks)
-                if data and (bad := scan_data(experiment, Console())):
-                    raise ConfigError(f"{bad} bad examples; mend or remove them.", file=str(file))
+                memory_text = _memory_text(estimate_rank_memory(experiment, ranks), ranks)
+                if data and (num_bad := scan_data(experiment, Console())):
+                    noun, pronoun = ("example", "it") if num_bad == 1 else ("examples", "them")
+                    raise ConfigError(f"{num_bad} bad {noun}; fix or remove {pronoun}.", file=str(file))
         except ConfigError as error:
-            failed = True
+            has_failed = True
             typer.secho(str(error), fg="red", err=True)
         else:
-            typer.secho(f"{file}: right", fg="green")
-            if needed:
-                typer.echo(needed)
-    if failed:
+            typer.secho(f"{file}: OK", fg="green")
+            if memory_text:
+                typer.echo(memory_text)
+    if has_failed:
         raise typer.Exit(2)
 
 
-def _memory(needs: Sequence[MemoryEstimate], world_size: int) -> str:
-    """Returns what a rank needs in words: the sum, and the parts from the largest down."""
-    rank = "the process" if world_size == 1 else f"the fullest of {world_size} ranks"
-    device = [need for need in needs if not need.is_on_host]
-    host = [need for need in needs if need.is_on_host]
-    text = f"  {rank} needs about {_sum(device)}, without the sampler: {_parts(device)}"
+def _memory_text(estimates: Sequence[MemoryEstimate], world_size: int) -> str:
+    """Return the memory of the largest rank as text: the sum, and its parts in descending order."""
+    rank = "the process" if world_size == 1 else f"the largest of {world_size} ranks"
+    device = [each for each in estimates if not each.is_on_host]
+    host = [each for each in estimates if each.is_on_host]
+    text = f"  {rank} needs about {_sum(device)}, sampler excluded: {_parts(device)}"
     return text + (f"; offloaded to CPU memory, {_sum(host)}: {_parts(host)}" if host else "")
 
 
-def _sum(needs: Sequence[MemoryEstimate]) -> str:
-    return _size(sum(need.size for need in needs))
+def _sum(estimates: Sequence[MemoryEstimate]) -> str:
+    return _size(sum(each.size for each in estimates))
 
 
-def _parts(needs: Sequence[MemoryEstimate]) -> str:
-    return ", ".join(f"{need.name} {_size(need.size)}" for need in sorted(needs, key=lambda each: -each.size))
+def _parts(estimates: Sequence[MemoryEstimate]) -> str:
+    descending = sorted(estimates, key=lambda each: -each.size)
+    return ", ".join(f"{each.name} {_size(each.size)}" for each in descending)
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def show(
@@ -105,7 +111,7 @@ def show(
         bool, typer.Option("--schema", help="Print the JSON Schema of experiment files.")
     ] = False,
 ) -> None:
-    """Print the resolved file, and which stage reads and writes which keys of the batch."""
+    """Print the fully resolved configuration and the batch keys that each stage reads and writes."""
     lazy_torch()
     if schema:
         from titanrl.config.json_schema import file_schema
@@ -120,14 +126,16 @@ def show(
         console.print(Syntax(dumps(experiment), "toml", background_color="default"))
     else:
         typer.echo(dumps(experiment))
-    table = Table("stage", "actor", "reads", "writes", title="Dataflow of a step")
+    table = Table("stage", "node", "reads", "writes", title="Dataflow of a step")
     flow = experiment.dataflow()
     for stage in STAGES:
-        for actor in (each for each in flow if each.stage == stage):
-            reads, writes = (", ".join(map(key_name, keys)) for keys in (actor.reads, actor.writes))
-            table.add_row(stage, actor.name, reads, writes)
+        for node in (each for each in flow if each.stage == stage):
+            reads, writes = (", ".join(map(key_name, keys)) for keys in (node.reads, node.writes))
+            table.add_row(stage, node.name, reads, writes)
         table.add_section()
     console.print(table)
     keys, on_policy = experiment.scored_keys()
     passes = ", ".join(sorted(keys)) or "none"
-    console.print(f"Scoring passes of models: {passes}." + (" The update is on-policy." if on_policy else ""))
+    console.print(
+        f"Forward passes at stage score: {passes}." + (" The update is on-policy." if on_policy else "")
+    )

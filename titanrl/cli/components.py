@@ -1,4 +1,4 @@
-"""``titanrl components``: the catalogue, and one component's formula, keys and source."""
+"""``titanrl components``: list the registered components, or describe one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["components"]
 def components(
     kind: Annotated[str | None, typer.Argument(help="Kind of component.", show_default=False)] = None,
     name: Annotated[
-        str | None, typer.Argument(help="One component of that kind.", show_default=False)
+        str | None, typer.Argument(help="Name of one component of that kind.", show_default=False)
     ] = None,
     imports: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Module or .py file with components of yours."),
+        typer.Option("--import", metavar="MODULE", help="Module or .py file with your own components."),
     ] = None,
 ) -> None:
-    """List the registered components, or show one: formula, keys, what it reads, source."""
+    """List the registered components, or describe one: formula, keys, batch keys that it reads, source."""
     lazy_torch()
     if imports:
         from titanrl.config.imports import import_all
@@ -36,17 +36,17 @@ def components(
         import_all(imports)
     console = Console(highlight=False)
     if kind is not None and name is not None:
-        _one(console, kind, component_class(kind, name), name)
+        _describe(console, kind, component_class(kind, name), name)
         return
     for each in [kind] if kind is not None else kinds():
-        table = Table("name", "what it is", title=each, title_justify="left", box=None, padding=(0, 2))
-        for known in names(each):
-            table.add_row(known, escape(first_line(component_class(each, known))))
+        table = Table("name", "description", title=each, title_justify="left", box=None, padding=(0, 2))
+        for registered in names(each):
+            table.add_row(registered, escape(first_line(component_class(each, registered))))
         console.print(table)
         console.print()
 
 
-def _one(console: Console, kind: str, cls: type, name: str) -> None:
+def _describe(console: Console, kind: str, cls: type, name: str) -> None:
     console.print(f"[bold]{kind} {name}[/bold]\n")
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False, soft_wrap=True)
     table = Table("key", "default", "allowed", "meaning", title="Keys", title_justify="left")

@@ -1,4 +1,4 @@
-"""``titanrl evaluate``: held-out scores of a model or a run, without training."""
+"""``titanrl evaluate``: score a model or a run on held-out prompts, without training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.cli.target import MODEL, TARGET, target_of
+from titanrl.cli.target import MODEL, TARGET, resolve_target
 from titanrl.cli.train import SET
 from titanrl.preflight.verify import load_checked
 from titanrl.report.folder import write_atomic
@@ -27,52 +27,57 @@ __all__ = ["evaluate"]
 def evaluate(
     target: TARGET,
     model: MODEL = None,
-    against: Annotated[
+    baseline: Annotated[
         Path | None,
         typer.Option(
-            "--against", help="Model or run folder to compare with on the same prompts.", show_default=False
+            "--baseline",
+            help="Model or run folder to compare with on the same prompts.",
+            show_default=False,
         ),
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="JSON file for the numbers.", show_default=False)
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="JSON file that the scores are written to.", show_default=False),
     ] = None,
     overrides: SET = None,
     nproc: NPROC = 1,
 ) -> None:
-    """Judge a model on [evaluation.prompts] without training; a run by its newest checkpoint."""
+    """Score a model on [evaluation.prompts] without training; of a run, the newest checkpoint."""
     ranks = world_size(nproc)
-    judged = [target_of(target, each, overrides) for each in (model, *([against] if against else []))]
-    experiments = [load_checked(each.file, each.overrides, ranks) for each in judged]
-    given = {"model": model, "against": against, "to": to}
+    models = [model] if baseline is None else [model, baseline]
+    targets = [resolve_target(target, each, overrides) for each in models]
+    experiments = [load_checked(each.file, each.overrides, ranks) for each in targets]
+    given = {"model": model, "baseline": baseline, "output": output}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
     from titanrl.eval.evaluate import evaluate_model
 
-    verdict, *others = [evaluate_model(each, its.run) for each, its in zip(experiments, judged, strict=True)]
+    pairs = zip(experiments, targets, strict=True)
+    result, *baselines = [evaluate_model(experiment, each.run) for experiment, each in pairs]
     if os.environ.get("RANK", "0") == "0":
-        found = verdict.to_json()
-        for each in (verdict, *others):
+        summary = result.to_json()
+        for each in (result, *baselines):
             Console().print(_table(each))
-        for other in others:
-            difference = verdict.minus(other)
-            found["against"] = {**other.to_json(), "difference": difference.to_json()}
+        for each in baselines:
+            difference = result.minus(each)
+            summary["baseline"] = {**each.to_json(), "difference": difference.to_json()}
             typer.echo(
-                f"score less that of {other.model}, prompt by prompt: {difference.mean:+.3f}  "
+                f"paired score difference from {each.model}: {difference.mean:+.3f}  "
                 f"(95% interval {difference.low:+.3f} to {difference.high:+.3f})"
             )
-        if to is not None:
-            write_atomic(to, json.dumps(found, indent=2) + "\n")
+        if output is not None:
+            write_atomic(output, json.dumps(summary, indent=2) + "\n")
 
 
-def _table(verdict: EvalResult) -> Table:
+def _table(result: EvalResult) -> Table:
     caption = None
-    if verdict.failures:
-        why = "; ".join(f"{label}: {reason}" for label, reason in verdict.reasons.items())
+    if result.failures:
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in result.reasons.items())
         caption = escape(
-            f"{verdict.failures} scores failed; they count as [[reward]] failure_score. First {why}"
+            f"{result.failures} rewards failed and count as [[reward]] failure_score. First errors: {reasons}"
         )
-    title = f"{verdict.model}, {verdict.num_prompts} prompts"
-    table = Table("held out", "mean", "95% interval", title=title, caption=caption)
-    for name, estimate in verdict.estimates.items():
+    title = f"{result.model}, {result.num_prompts} prompts"
+    table = Table("metric", "mean", "95% interval", title=title, caption=caption)
+    for name, estimate in result.estimates.items():
         table.add_row(name, f"{estimate.mean:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
     return table

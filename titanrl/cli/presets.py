@@ -1,4 +1,4 @@
-"""``titanrl presets``: the experiment files that come with the package."""
+"""``titanrl presets``: list the shipped presets, or print one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ __all__ = ["presets"]
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Preset to print, such as algorithms/grpo.toml.", show_default=False)
+        str | None, typer.Argument(help="Preset to print, e.g. algorithms/grpo.toml.", show_default=False)
     ] = None,
 ) -> None:
-    """List the experiment files that come with the package, or print one.
-
-    An experiment file builds on one by base = "titanrl:algorithms/grpo.toml".
-    """
+    """List the shipped presets, or print one. A file extends one by base = "titanrl:algorithms/grpo.toml"."""
     if name is not None:
         typer.echo(locate(PREFIX + name.removeprefix(PREFIX)).read_text("utf-8"), nl=False)
         return

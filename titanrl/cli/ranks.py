@@ -1,4 +1,4 @@
-"""From a command line to one rank: one process, several that it starts itself, or one of a launcher's."""
+"""Ranks of a command: a single process, processes that the command starts, or one process of a launcher."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["NPROC", "become_ranks", "world_size"]
 
-NPROC = Annotated[int, typer.Option(min=1, help="Processes on this machine.")]
+NPROC = Annotated[int, typer.Option(min=1, help="Number of processes on this machine.")]
 
 
 def world_size(nproc: int) -> int:
-    """Returns how many processes run this command, those that are still to be started with ``nproc`` too.
+    """Return the number of processes that run this command, including those that ``nproc`` will start.
 
     Raises:
-        ConfigError: a launcher has started processes already, and ``nproc`` asks for more.
+        ConfigError: a launcher has started processes already, and ``nproc`` requests more.
     """
     os.environ.update(slurm_environment(os.environ))
     is_rank = launched(os.environ)
@@ -31,13 +31,18 @@ def world_size(nproc: int) -> int:
     if is_rank and nproc > 1:
         raise ConfigError(
             f"--nproc must not be given under a launcher that has started {os.environ['WORLD_SIZE']} "
-            f"processes already, got {nproc}; drop it."
+            f"processes already, got {nproc}; remove it."
         )
     return int(os.environ["WORLD_SIZE"]) if is_rank else nproc
 
 
 def become_ranks(nproc: int, arguments: Sequence[str]) -> None:
-    """Becomes torchrun with ``nproc`` ranks of ``titanrl <arguments>``; returns if one process is enough."""
+    """Replace this process by torchrun with ``nproc`` ranks; return if one process is enough.
+
+    Args:
+        nproc: number of ranks.
+        arguments: arguments of ``titanrl`` on each rank.
+    """
     if nproc == 1:
         return
     command = torchrun(nproc, arguments)

@@ -1,4 +1,4 @@
-"""``titanrl report``: one or several runs as a page, or their curves as a picture."""
+"""``titanrl report``: write a page of one or several runs, or a figure of their main curves."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["report"]
 
-PICTURES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
-    to: Annotated[
-        Path, typer.Option("--to", help="Page (.html), or picture of the main curves (.png, .svg, .pdf).")
+    output: Annotated[
+        Path,
+        typer.Option("--output", help="Page (.html), or figure of the main curves (.png, .svg, .pdf)."),
     ] = Path("report.html"),
 ) -> None:
-    """Show runs, overlaid, on one page that needs no network: results, curves, times, samples, settings."""
-    if to.suffix not in (".html", *PICTURES):
-        raise ConfigError(f"--to must end in one of .html, {', '.join(PICTURES)}, got {str(to)!r}.")
-    if to.suffix == ".html":
+    """Show runs, overlaid, on one offline page: results, curves, stage times, samples, settings."""
+    if output.suffix not in (".html", *FIGURE_SUFFIXES):
+        raise ConfigError(
+            f"--output must end in one of .html, {', '.join(FIGURE_SUFFIXES)}, got {str(output)!r}."
+        )
+    if output.suffix == ".html":
         from titanrl.report.run_report import write_report
 
         lazy_torch()
-        write_report(runs, to)
+        write_report(runs, output)
     else:
         from titanrl.report.curves import plot
 
-        plot(runs, to)
-    typer.echo(f"{to} is ready.")
+        plot(runs, output)
+    typer.echo(f"wrote {output}")

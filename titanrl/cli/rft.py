@@ -1,4 +1,4 @@
-"""``titanrl rft``: training data of a model's own good answers."""
+"""``titanrl rft``: create training data by rejection sampling."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ __all__ = ["rft"]
 
 def rft(
     file: FILE,
-    to: Annotated[
-        Path, typer.Option("--to", help="Folder of the data; made or carried on.", show_default=False)
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", help="Folder of the data; an interrupted one is resumed.", show_default=False
+        ),
     ],
     overrides: SET = None,
     nproc: NPROC = 1,
 ) -> None:
-    """Rejection sampling: sample answers to [prompts], judge them, write those that [rft] keeps."""
+    """Rejection sampling: sample responses to [prompts], score them, and write those that [rft] selects."""
     overrides = overrides or []
     experiment = load_checked(file, overrides, world_size(nproc))
-    become_ranks(nproc, ["rft", str(file), f"--to={to}", *(f"--set={each}" for each in overrides)])
+    become_ranks(nproc, ["rft", str(file), f"--output={output}", *(f"--set={each}" for each in overrides)])
     from titanrl.rollout.rejection_sampling import collect
 
-    collect(experiment, to)
+    collect(experiment, output)

@@ -1,4 +1,4 @@
-"""``titanrl serve``: a policy over HTTP, its best of several answers if asked for."""
+"""``titanrl serve``: serve a policy over HTTP, optionally with best-of-N sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from titanrl.cli.target import MODEL, TARGET, target_of
+from titanrl.cli.target import MODEL, TARGET, resolve_target
 from titanrl.cli.train import SET
 from titanrl.config import load
 from titanrl.config.engine_tables import Parallelism
@@ -16,8 +16,8 @@ from titanrl.preflight.verify import preflight
 
 __all__ = ["serve"]
 
-READ = ("model", "training", "sampler", "reward", "parallelism")
-"""Tables that answering needs; what is wrong with others, such as data that is not here, is no obstacle."""
+CHECKED_TABLES = ("model", "training", "sampler", "reward", "parallelism")
+"""Tables that serving needs. Problems of other tables, such as a missing data file, are ignored."""
 
 
 def serve(
@@ -29,7 +29,8 @@ def serve(
             "--best-of",
             min=1,
             max=1024,
-            help="Answers sampled of which the best is returned, where a request does not say.",
+            help="Number of responses sampled per request, of which the best is returned, unless the request "
+            "sets it.",
             show_default=False,
         ),
     ] = None,
@@ -37,24 +38,26 @@ def serve(
         str | None,
         typer.Option(
             "--reward",
-            help="Label of the [[reward]] that chooses; omitted: [evaluation] best_of_reward, or the "
-            "weighted sum.",
+            help="Label of the [[reward]] that selects the best response. Default: [evaluation] "
+            "best_of_reward, or the weighted sum.",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one, which is told.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free port, which is printed.")
     ] = 8000,
     overrides: SET = None,
 ) -> None:
-    """Serve a model, or a run's newest checkpoint, over OpenAI-compatible HTTP; its best of N answers too."""
-    served = target_of(target, model, overrides)
-    # One process answers, however many trained.
-    experiment = replace(load(served.file, served.overrides), parallelism=Parallelism())
-    problems = [each for each in preflight(experiment, 1) if each.where.partition(".")[0] in READ]
+    """Serve a model or a run's newest checkpoint over OpenAI-compatible HTTP, with best-of-N sampling."""
+    resolved = resolve_target(target, model, overrides)
+    # A single process serves, whatever mesh the model was trained on.
+    experiment = replace(load(resolved.file, resolved.overrides), parallelism=Parallelism())
+    problems = [each for each in preflight(experiment, 1) if each.where.partition(".")[0] in CHECKED_TABLES]
     if problems:
-        raise ConfigError(problems, file=str(served.file))
+        raise ConfigError(problems, file=str(resolved.file))
     from titanrl.serve.model import serve_model
 
-    serve_model(experiment, served.run, best_of=best_of, reward=reward, host=host, port=port, say=typer.echo)
+    serve_model(
+        experiment, resolved.run, best_of=best_of, reward=reward, host=host, port=port, say=typer.echo
+    )

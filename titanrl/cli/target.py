@@ -1,4 +1,4 @@
-"""What a command works on: a run by its newest checkpoint, or the model that an experiment file names."""
+"""Target of a command: a run, by its newest checkpoint, or the model that an experiment file names."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from titanrl.config import load
 from titanrl.config.dump import inline
 from titanrl.report.folder import RunFolder
 
-__all__ = ["MODEL", "TARGET", "Target", "target_of"]
+__all__ = ["MODEL", "TARGET", "Target", "resolve_target"]
 
 TARGET = Annotated[Path, typer.Argument(help="Experiment file (TOML) or run folder.", show_default=False)]
 
 MODEL = Annotated[
     Path | None,
     typer.Option(
-        "--model", help="Model or run folder to take instead of the target's model.", show_default=False
+        "--model", help="Model or run folder to use instead of the target's model.", show_default=False
     ),
 ]
 
 
 class Target(NamedTuple):
-    """Whose settings, and whose weights."""
+    """Settings and weights that a command works on."""
 
     file: Path
-    """The experiment file, of a run the resolved one."""
+    """The experiment file; of a run, the resolved one."""
     overrides: list[str]
-    """To be laid over it: the model's path, then what the user said."""
+    """Overrides of the file: the model's path, then the user's own."""
     run: Path | None
-    """Run folder whose newest checkpoint has the weights; None: [model] path has them."""
+    """Run folder whose newest checkpoint holds the weights; None: [model] path holds them."""
 
 
-def target_of(target: Path, model: Path | None, overrides: list[str] | None) -> Target:
-    """Returns what ``target``, a file or a run folder, stands for.
+def resolve_target(target: Path, model: Path | None, overrides: list[str] | None) -> Target:
+    """Return the settings and the weights that a target stands for.
 
     Args:
-        model: model folder or run folder in the place of the target's own model. overrides: the user's.
+        target: experiment file or run folder.
+        model: model or run folder that replaces the target's own model.
+        overrides: the user's overrides.
 
     Raises:
-        ConfigError: the run named by ``model`` has an unreadable file.
+        ConfigError: the file of the run named by ``model`` cannot be read.
     """
-    file, named = target, model
+    file, weights = target, model
     if target.is_dir():
-        file, named = RunFolder(target).config, model or target
-    run = named if named is not None and RunFolder(named).config.is_file() else None
-    replaced = []
-    if named is not None:
-        path = named if run is None else load(RunFolder(run).config).model.path
-        replaced = [f"model.path={inline(str(path))}"]
-    return Target(file, [*replaced, *(overrides or [])], run)
+        file, weights = RunFolder(target).config, model or target
+    run = weights if weights is not None and RunFolder(weights).config.is_file() else None
+    model_override = []
+    if weights is not None:
+        path = weights if run is None else load(RunFolder(run).config).model.path
+        model_override = [f"model.path={inline(str(path))}"]
+    return Target(file, [*model_override, *(overrides or [])], run)

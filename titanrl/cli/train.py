@@ -1,4 +1,4 @@
-"""``titanrl train``: one process, several that it starts itself, or one of those that a launcher started."""
+"""``titanrl train``: run an experiment on one process, on several, or as one rank of a launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ FILE = Annotated[Path, typer.Argument(help="Experiment file (TOML).", show_defau
 SET = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Lay a.b.c=value over the file; an empty value drops it."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. optimizer.lr=1e-5; an empty value removes the key.",
     ),
 ]
 
@@ -25,15 +27,13 @@ def train(
     file: FILE,
     overrides: SET = None,
     nproc: NPROC = 1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Carry on with the newest run of that name.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the newest run of the same name.")] = False,
 ) -> None:
-    """Run an experiment. Starts torchrun itself for --nproc > 1; under torchrun or srun it is one rank."""
+    """Run an experiment. --nproc > 1 starts torchrun; under torchrun or srun this process is one rank."""
     overrides = overrides or []
     experiment = load_checked(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
-    become_ranks(nproc, ["train", str(file), *sets, *["--resume"][: int(resume)]])
+    become_ranks(nproc, ["train", str(file), *sets, *(["--resume"] if resume else [])])
     from titanrl.training.run import train as run
 
     run(experiment, resume=resume)

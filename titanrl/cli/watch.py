@@ -1,4 +1,4 @@
-"""``titanrl watch``: a run in the terminal while it goes on."""
+"""``titanrl watch``: follow a run in the terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["watch"]
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
 ) -> None:
-    """Show a run while it goes on: curves, stage times, alerts, answers; ends with its last step."""
+    """Follow a run: curves, stage times, alerts, responses. Exits after the run's last step."""
     from titanrl.report.watch import watch as show
 
     show(run, once=once, every_seconds=every, console=Console())

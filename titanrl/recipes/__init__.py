@@ -1,1 +1,1 @@
-"""Recipes: several training stages in a row, each starting from the model of an earlier one."""
+"""Recipes: several experiments in sequence, where later stages use the outputs of earlier ones."""

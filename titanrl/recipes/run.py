@@ -1,4 +1,4 @@
-"""The stages of a pipeline one after the other; what is finished is not done again."""
+"""Run the stages of a recipe in sequence; finished stages are not repeated."""
 
 from __future__ import annotations
 
@@ -18,138 +18,152 @@ from titanrl.engine.export import export_run
 from titanrl.errors import ConfigError
 from titanrl.eval.evaluate import evaluate_model
 from titanrl.preflight.verify import preflight
-from titanrl.recipes.summary import StageResult, remark_of_data, remark_of_run, summarize
+from titanrl.recipes.summary import StageResult, describe_data, describe_run, summarize
 from titanrl.report.folder import RunFolder, write_atomic
 from titanrl.rollout.rejection_sampling import collect
 from titanrl.training.run import train
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
-    from titanrl.recipes.settings import Pipeline, Stage
+    from titanrl.recipes.settings import Recipe, Stage
 
 __all__ = ["run_recipe"]
 
 
 def run_recipe(
-    pipeline: Pipeline,
+    recipe: Recipe,
     folder: Path,
     *,
     rank: int = 0,
     world_size: int = 1,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> list[StageResult]:
-    """Runs what is not finished yet and returns the results of all stages, the untrained model's first.
+    """Run the unfinished stages and return the results of all stages, the initial model's first.
 
-    A stage that was broken off carries on where it stood: training at its newest checkpoint, sampling at the
-    next prompt. Models are judged anew where the file that judges has changed. ``folder`` gets a folder for
-    each stage (run and model, or data), ``summary.json`` and ``summary.png``. Every rank calls it alike.
+    An interrupted stage resumes: training at its newest checkpoint, sampling at the next prompt. Models are
+    evaluated again if the evaluation file has changed. ``folder`` gets one folder per stage (run and model,
+    or data), ``summary.json`` and ``summary.png``. All ranks call this function with the same arguments.
 
     Args:
-        pipeline: as ``load_pipeline`` gives it. rank: of this process; the first writes and speaks.
-        say: prints a line.
+        recipe: a recipe from ``load_recipe``.
+        folder: folder of the recipe's run.
+        rank: rank of this process; rank 0 writes and logs.
+        world_size: number of ranks.
+        log: logs one line.
 
     Raises:
-        ConfigError: a finished stage was another experiment than it is now, or what only a stage's model,
-            data or machine reveal.
+        ConfigError: a finished stage was run with other settings; or an error that only a stage's model, data
+            or machine reveals.
     """
     init_distributed()
     is_main = rank == 0
     results: list[StageResult] = []
-    if pipeline.evaluate is not None:
-        first = pipeline.experiment(pipeline.stage[0], folder).model.path
-        results.append(
-            _judged(pipeline, StageResult("start", "start", None, first, 0.0), first, folder, is_main)
-        )
-    for number, stage in enumerate(pipeline.stage, 1):
-        experiment, home = pipeline.experiment(stage, folder), folder / stage.name
-        if (home / "stage.json").is_file():
-            _refuse_another(experiment, stage, home)
+    if recipe.evaluate is not None:
+        initial = recipe.experiment(recipe.stage[0], folder).model.path
+        start = StageResult("start", "start", None, initial, 0.0)
+        results.append(_with_scores(recipe, start, initial, folder, is_main))
+    for number, stage in enumerate(recipe.stage, 1):
+        experiment, stage_folder = recipe.experiment(stage, folder), folder / stage.name
+        if (stage_folder / "stage.json").is_file():
+            _check_unchanged(experiment, stage, stage_folder)
         elif is_main:
-            say(f"stage {number} of {len(pipeline.stage)}, {stage.name}: {stage.kind} {stage.file}")
+            log(f"stage {number} of {len(recipe.stage)}, {stage.name}: {stage.kind} {stage.file}")
         try:
-            work = partial(_run, stage, experiment, home, is_main, world_size)
-            result = StageResult(**_once(home / "stage.json", is_main, work))
+            work = partial(_run, stage, experiment, stage_folder, is_main, world_size)
+            result = StageResult(**_cached(stage_folder / "stage.json", is_main, work))
             is_policy = stage.kind == "train" and experiment.model.head == "language"
-            if pipeline.evaluate is not None and is_policy:
-                result = _judged(pipeline, result, home / "model", home, is_main)
+            if recipe.evaluate is not None and is_policy:
+                result = _with_scores(recipe, result, stage_folder / "model", stage_folder, is_main)
             results.append(result)
         except BaseException:
             if is_main:
-                say(f"stage {stage.name!r} did not end; the same command carries on from there.")
+                log(f"stage {stage.name!r} did not finish; run the same command again to resume it.")
             raise
     if is_main:
         summarize(results, folder)
     return results
 
 
-def _once(
-    marker: Path,
+def _cached(
+    file: Path,
     is_main: bool,
     work: Callable[[], dict[str, Any]],
-    holds: Callable[[dict[str, Any]], bool] = lambda _: True,
+    is_valid: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Returns what ``marker`` has, if that still holds, or what ``work`` returns, and writes it there."""
-    written: dict[str, Any] | None = collectives.broadcast_object(
-        json.loads(marker.read_text("utf-8")) if marker.is_file() else None
+    """Return the content of a JSON file, or the result of ``work``, which is written to the file.
+
+    Args:
+        file: the JSON file.
+        is_main: whether this rank writes.
+        work: computes the content.
+        is_valid: whether existing content may be used.
+    """
+    content: dict[str, Any] | None = collectives.broadcast_object(
+        json.loads(file.read_text("utf-8")) if file.is_file() else None
     )
-    if written is not None and holds(written):
-        return written
+    if content is not None and is_valid(content):
+        return content
     result = work()
-    gc.collect()  # Before the next stage's models come.
+    gc.collect()  # Frees this stage's models before the next stage loads its own.
     if is_main:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(marker, json.dumps(result, indent=2) + "\n")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, json.dumps(result, indent=2) + "\n")
     return result
 
 
-def _judged(
-    pipeline: Pipeline, result: StageResult, model: Path | str, home: Path, is_main: bool
+def _with_scores(
+    recipe: Recipe, result: StageResult, model: Path | str, folder: Path, is_main: bool
 ) -> StageResult:
-    """Returns a result with its model's held-out scores, kept in ``home`` until the judging file changes."""
-    judge = pipeline.judge(model)
-    of = json.loads(json.dumps(to_table(judge)))
+    """Return a result with its model's held-out scores, cached in ``folder`` until the evaluation changes."""
+    evaluation = recipe.evaluation_of(model)
+    settings = json.loads(json.dumps(to_table(evaluation)))
 
     def work() -> dict[str, Any]:
         began = time.perf_counter()
-        scores = evaluate_model(judge).to_json()
-        return {"judge": of, "scores": scores, "seconds": time.perf_counter() - began}
+        scores = evaluate_model(evaluation).to_json()
+        return {"evaluation": settings, "scores": scores, "seconds": time.perf_counter() - began}
 
-    kept = _once(home / "scores.json", is_main, work, lambda written: written["judge"] == of)
-    return result._replace(scores=kept["scores"], seconds=result.seconds + kept["seconds"])
+    cached = _cached(
+        folder / "scores.json", is_main, work, lambda content: content.get("evaluation") == settings
+    )
+    return result._replace(scores=cached["scores"], seconds=result.seconds + cached["seconds"])
 
 
-def _run(stage: Stage, experiment: Experiment, home: Path, is_main: bool, world_size: int) -> dict[str, Any]:
+def _run(
+    stage: Stage, experiment: Experiment, folder: Path, is_main: bool, world_size: int
+) -> dict[str, Any]:
+    """Run one stage and return its result."""
     if problems := preflight(experiment, world_size):
         raise ConfigError(problems, file=stage.file)
     began = time.perf_counter()
     if stage.kind == "rft":
-        remark = remark_of_data(collect(experiment, home / "data").with_name("statistics.json"))
+        remark = describe_data(collect(experiment, folder / "data").with_name("statistics.json"))
     else:
-        _train(experiment, home, is_main)
-        remark = remark_of_run(RunFolder(home / "run").metrics)
+        _train(experiment, folder, is_main)
+        remark = describe_run(RunFolder(folder / "run").metrics)
     return StageResult(stage.name, stage.kind, None, remark, time.perf_counter() - began)._asdict()
 
 
-def _train(experiment: Experiment, home: Path, is_main: bool) -> None:
-    """Trains, or carries on training, and exports the model."""
-    run, model = RunFolder(home / "run"), home / "model"
-    begun = collectives.broadcast_object(run.config.is_file())
-    if is_main and not begun:
-        shutil.rmtree(run.path, ignore_errors=True)  # What a run left that ended before it began.
+def _train(experiment: Experiment, folder: Path, is_main: bool) -> None:
+    """Train, or resume training, and export the model."""
+    run, model = RunFolder(folder / "run"), folder / "model"
+    is_resumable = collectives.broadcast_object(run.config.is_file())
+    if is_main and not is_resumable:
+        shutil.rmtree(run.path, ignore_errors=True)  # Left by a run that ended before its first step.
     collectives.broadcast_object(None)
     if not collectives.broadcast_object(model.exists()):
-        train(experiment, resume=begun)
+        train(experiment, resume=is_resumable)
         gc.collect()
         export_run(run.path, model)
-    collectives.broadcast_object(None)  # The first rank has given the folder its name.
+    collectives.broadcast_object(None)  # Waits until rank 0 has renamed the exported folder.
 
 
-def _refuse_another(experiment: Experiment, stage: Stage, home: Path) -> None:
-    """Raises ConfigError where a finished stage was another experiment."""
-    folder = home / ("run" if stage.kind == "train" else "data")
-    # Read as of today: a stage made before some key was there has that key's default.
-    if keys := difference(to_table(load(RunFolder(folder).config)), to_table(experiment)):
+def _check_unchanged(experiment: Experiment, stage: Stage, folder: Path) -> None:
+    """Raise ConfigError if a finished stage was run with other settings."""
+    stored = folder / ("run" if stage.kind == "train" else "data")
+    # Loaded rather than compared as text: keys that were added since then have their defaults.
+    if keys := difference(to_table(load(RunFolder(stored).config)), to_table(experiment)):
         raise ConfigError(
-            f"stage {stage.name!r} was finished with other values of {keys}; remove '{home}' and the folders "
-            "of what follows from it, or name another --to."
+            f"stage {stage.name!r} was finished with other values of {keys}; remove '{folder}' and the "
+            "folders of the later stages that use it, or choose another --output."
         )

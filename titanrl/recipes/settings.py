@@ -1,4 +1,4 @@
-"""A pipeline file: its stages, the experiment of each, and what of earlier stages goes into it."""
+"""Recipe files: their stages, the experiment of each, and the references to outputs of earlier stages."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from titanrl.config.merge import parse_value
 from titanrl.errors import ConfigError, did_you_mean
 from titanrl.registry.decode import decode
 
-__all__ = ["Pipeline", "Stage", "is_pipeline", "load_pipeline"]
+__all__ = ["Recipe", "Stage", "is_recipe", "load_recipe"]
 
 EVALUATE = "evaluate"
 PLACEHOLDER = re.compile(r"\{([\w-]+)\.(\w+)\}")
 MARK = "\ue000"
-"""Stands around the number of a path while a value is read; a private character, so no text has it."""
+"""Delimiter of a path's index while a value is parsed; a private-use character, which no text contains."""
 OUTPUTS = {"train": ("model", "run"), "rft": ("data",)}
-"""What each kind of stage leaves: an exported model and its run folder, or a file of data."""
+"""Outputs of each kind of stage: an exported model and its run folder, or a data file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One experiment: either trained, or sampled for data."""
+    """One experiment of a recipe, which either trains a model or samples data."""
 
     name: str
-    """Its folder, and what later stages call it."""
+    """Name of the stage's folder and of the stage in placeholders."""
     train: str | None = None
-    """Experiment file, relative to the pipeline's, that is trained and whose model is exported."""
+    """Experiment file, relative to the recipe, that is trained and whose model is exported."""
     rft: str | None = None
-    """Experiment file with [rft], relative to the pipeline's, whose answers become data."""
+    """Experiment file with [rft], relative to the recipe, that samples training data."""
     set: tuple[str, ...] = ()
-    """``a.b.c=value`` each, laid over the experiment file. ``{STAGE.model}``, ``{STAGE.run}`` and
-    ``{STAGE.data}`` stand for what an earlier stage left."""
+    """Overrides of the experiment file, ``a.b.c=value`` each. The placeholders ``{STAGE.model}``,
+    ``{STAGE.run}`` and ``{STAGE.data}`` are replaced by the output paths of an earlier stage."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w-]+", self.name) or self.name == EVALUATE:
@@ -53,57 +53,62 @@ class Stage:
 
     @property
     def file(self) -> str:
-        """The experiment file."""
+        """Experiment file of the stage."""
         file = self.train or self.rft
         assert file is not None
         return file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """What a pipeline file holds."""
+class Recipe:
+    """The content of a recipe file."""
 
     stage: tuple[Stage, ...]
-    """The stages, in their order."""
+    """Stages in the order in which they run."""
     evaluate: str | None = None
-    """Experiment file, relative to the pipeline's, on whose [evaluation.prompts] the first stage's model and
-    every trained language model are judged; omitted: no held-out scores."""
+    """Experiment file, relative to the recipe, whose [evaluation.prompts] score the first stage's initial
+    model and every trained language model. Default: no held-out scores."""
     evaluate_set: tuple[str, ...] = ()
-    """``a.b.c=value`` each, laid over that file."""
+    """Overrides of that file, ``a.b.c=value`` each."""
 
     def experiment(self, stage: Stage, folder: Path) -> Experiment:
-        """Returns a stage's experiment with its placeholders filled in.
+        """Return a stage's experiment with its placeholders replaced.
 
         Args:
-            folder: of the pipeline's run.
+            stage: a stage of this recipe.
+            folder: folder of the recipe's run.
 
         Raises:
-            ConfigError: no earlier stage leaves what a placeholder names, or as ``load``.
+            ConfigError: no earlier stage has the output that a placeholder names; and as ``load``.
         """
-        before = {each.name: each for each in self.stage[: self.stage.index(stage)]}
+        earlier = {each.name: each for each in self.stage[: self.stage.index(stage)]}
 
-        def filled(match: re.Match[str]) -> str:
+        def path_of(match: re.Match[str]) -> str:
             name, output = match.groups()
-            if name not in before:
-                known = ", ".join(before) or "none"
+            if name not in earlier:
+                known = ", ".join(earlier) or "none"
                 raise ConfigError(
-                    f"set: {match[0]} names no earlier stage{did_you_mean(name, before) or ';'} "
-                    f"earlier: {known}."
+                    f"set: {match[0]} names no earlier stage{did_you_mean(name, earlier) or ';'} "
+                    f"earlier stages: {known}."
                 )
-            if output not in OUTPUTS[before[name].kind]:
-                leaves = ", ".join(f"{{{name}.{each}}}" for each in OUTPUTS[before[name].kind])
-                raise ConfigError(
-                    f"set: {match[0]} is nothing that stage {name!r} leaves; it leaves {leaves}."
-                )
-            return str(self.output(before[name], output, folder))
+            if output not in OUTPUTS[earlier[name].kind]:
+                outputs = ", ".join(f"{{{name}.{each}}}" for each in OUTPUTS[earlier[name].kind])
+                raise ConfigError(f"set: {match[0]} is not an output of stage {name!r}; it has {outputs}.")
+            return str(self.output(earlier[name], output, folder))
 
-        overrides = [_filled(each, filled) for each in stage.set]
+        overrides = [_replace_placeholders(each, path_of) for each in stage.set]
         if stage.kind == "train":
             overrides += [f"run.folder={inline(str(folder / stage.name))}", "run.name=run"]
         return load(stage.file, overrides)
 
     def output(self, stage: Stage, output: str, folder: Path) -> Path:
-        """Returns where a stage leaves something."""
+        """Return the path of a stage's output.
+
+        Args:
+            stage: a stage of this recipe.
+            output: one of the stage's ``OUTPUTS``.
+            folder: folder of the recipe's run.
+        """
         if output != "data":
             return folder / stage.name / output
         settings = self.experiment(stage, folder).rft
@@ -111,57 +116,59 @@ class Pipeline:
             raise ConfigError(f"{stage.file}: [rft] is missing; stage {stage.name!r} needs it.")
         return folder / stage.name / "data" / f"{settings.write}.jsonl"
 
-    def judge(self, model: Path | str) -> Experiment:
-        """Returns the experiment that judges a model folder."""
+    def evaluation_of(self, model: Path | str) -> Experiment:
+        """Return the experiment that evaluates a model folder."""
         assert self.evaluate is not None
         return load(self.evaluate, [f"model.path={inline(str(model))}", *self.evaluate_set])
 
 
-def is_pipeline(path: Path) -> bool:
-    """Whether a file lists stages."""
+def is_recipe(path: Path) -> bool:
+    """Return whether a file lists stages."""
     try:
         return "stage" in read_toml(path)
     except ConfigError:
-        return False  # Whoever reads the file next says what is wrong with it.
+        return False  # The next reader of the file reports its errors.
 
 
-def load_pipeline(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Pipeline:
-    """Returns a pipeline whose experiment files are all right, as far as files can tell.
+def load_recipe(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe and check its experiment files, as far as files can tell.
 
     Args:
-        folder: of its run. overrides: ``STAGE.a.b.c=value`` or ``evaluate.a.b.c=value`` each.
+        path: the recipe file.
+        folder: folder of the recipe's run.
+        overrides: ``STAGE.a.b.c=value`` or ``evaluate.a.b.c=value`` each.
 
     Raises:
-        ConfigError: with every mistake of every file.
+        ConfigError: with all errors of all files.
     """
     table = read_toml(path)
     try:
-        pipeline: Pipeline = decode(Pipeline, table)
-        pipeline = _overridden(_located(pipeline, path.parent), overrides)
-        _check_names(pipeline)
+        recipe: Recipe = decode(Recipe, table)
+        recipe = _with_overrides(_resolve_files(recipe, path.parent), overrides)
+        _check_names(recipe)
     except ConfigError as error:
         raise ConfigError(error.problems, file=str(path)) from None
     problems = []
-    for stage in pipeline.stage:
+    for stage in recipe.stage:
         try:
-            if pipeline.experiment(stage, folder).rft is None and stage.kind == "rft":
-                raise ConfigError(f"{stage.file}: [rft] is missing; it says what is sampled and kept.")
+            if recipe.experiment(stage, folder).rft is None and stage.kind == "rft":
+                raise ConfigError(f"{stage.file}: [rft] is missing; it defines which samples are written.")
         except ConfigError as error:
             problems.append(f"stage {stage.name!r}: {error}")
-    if pipeline.evaluate is not None and not problems:
-        first = pipeline.experiment(pipeline.stage[0], folder)
+    if recipe.evaluate is not None and not problems:
+        first = recipe.experiment(recipe.stage[0], folder)
         try:
-            if pipeline.judge(first.model.path).evaluation is None:
-                raise ConfigError(f"{pipeline.evaluate}: [evaluation] is missing; it holds the prompts.")
+            if recipe.evaluation_of(first.model.path).evaluation is None:
+                raise ConfigError(f"{recipe.evaluate}: [evaluation] is missing; it holds the prompts.")
         except ConfigError as error:
             problems.append(f"evaluate: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
-    return pipeline
+    return recipe
 
 
-def _filled(assignment: str, path_of: Callable[[re.Match[str]], str]) -> str:
-    """Returns a ``--set`` argument with paths for its placeholders, whatever characters the paths hold."""
+def _replace_placeholders(assignment: str, path_of: Callable[[re.Match[str]], str]) -> str:
+    """Return a ``--set`` argument with paths in place of its placeholders; paths may hold any character."""
     key, _, text = assignment.partition("=")
     paths: list[str] = []
 
@@ -175,51 +182,51 @@ def _filled(assignment: str, path_of: Callable[[re.Match[str]], str]) -> str:
     try:
         value = parse_value(marked)
     except ConfigError:
-        return assignment  # Whoever reads it next says what is wrong with it.
+        return assignment  # The next reader of the assignment reports its errors.
 
-    def put(value: Any) -> Any:
+    def insert_paths(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: put(each) for key, each in value.items()}
+            return {key: insert_paths(each) for key, each in value.items()}
         if isinstance(value, list):
-            return [put(each) for each in value]
+            return [insert_paths(each) for each in value]
         if isinstance(value, str):
             return re.sub(f"{MARK}(\\d+){MARK}", lambda match: paths[int(match[1])], value)
         return value
 
-    return f"{key}={inline(put(value))}"
+    return f"{key}={inline(insert_paths(value))}"
 
 
-def _located(pipeline: Pipeline, parent: Path) -> Pipeline:
-    """Returns the pipeline with files as seen from the working directory."""
+def _resolve_files(recipe: Recipe, parent: Path) -> Recipe:
+    """Return the recipe with file names relative to the working directory."""
 
-    def at(file: str | None) -> str | None:
+    def resolve(file: str | None) -> str | None:
         return None if file is None else os.path.normpath(parent / file)
 
-    stages = tuple(replace(each, train=at(each.train), rft=at(each.rft)) for each in pipeline.stage)
-    return replace(pipeline, stage=stages, evaluate=at(pipeline.evaluate))
+    stages = tuple(replace(each, train=resolve(each.train), rft=resolve(each.rft)) for each in recipe.stage)
+    return replace(recipe, stage=stages, evaluate=resolve(recipe.evaluate))
 
 
-def _check_names(pipeline: Pipeline) -> None:
-    names = [each.name for each in pipeline.stage]
+def _check_names(recipe: Recipe) -> None:
+    names = [each.name for each in recipe.stage]
     if not names:
-        raise ConfigError("[[stage]] is missing; a pipeline has at least one.")
+        raise ConfigError("[[stage]] is missing; a recipe has at least one.")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"[[stage]] name must be unique, got {name!r} again; give this one its own.")
-    if pipeline.evaluate is None and pipeline.evaluate_set:
-        raise ConfigError("evaluate_set is not used without evaluate; leave it out.")
+            raise ConfigError(f"[[stage]] name must be unique, got {name!r} again; rename this stage.")
+    if recipe.evaluate is None and recipe.evaluate_set:
+        raise ConfigError("evaluate_set is not used without evaluate; remove it.")
 
 
-def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
-    further: Mapping[str, list[str]] = {name: [] for name in (EVALUATE, *(s.name for s in pipeline.stage))}
+def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    by_stage: Mapping[str, list[str]] = {name: [] for name in (EVALUATE, *(s.name for s in recipe.stage))}
     for override in overrides:
-        name, _, rest = override.partition(".")
-        if name not in further or not rest:
-            known = ", ".join(further)
+        name, _, assignment = override.partition(".")
+        if name not in by_stage or not assignment:
+            known = ", ".join(by_stage)
             raise ConfigError(
-                f"--set {override!r} must begin with a stage and a dot{did_you_mean(name, further) or ';'} "
-                f"one of: {known}."
+                f"--set {override!r} must begin with a stage and a dot"
+                f"{did_you_mean(name, by_stage) or ';'} one of: {known}."
             )
-        further[name].append(rest)
-    stages = tuple(replace(each, set=(*each.set, *further[each.name])) for each in pipeline.stage)
-    return replace(pipeline, stage=stages, evaluate_set=(*pipeline.evaluate_set, *further[EVALUATE]))
+        by_stage[name].append(assignment)
+    stages = tuple(replace(each, set=(*each.set, *by_stage[each.name])) for each in recipe.stage)
+    return replace(recipe, stage=stages, evaluate_set=(*recipe.evaluate_set, *by_stage[EVALUATE]))

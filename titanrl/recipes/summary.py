@@ -1,4 +1,4 @@
-"""What the stages of a pipeline came to: one line each, as a table, a picture and JSON."""
+"""Summary of a recipe's stages: a table, a figure and a JSON file."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titanrl.report.folder import write_atomic
-from titanrl.report.jsonl import read_jsonl
+from titanrl.report.metrics import read_metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["StageResult", "remark_of_data", "remark_of_run", "summarize", "table_of"]
+__all__ = ["StageResult", "describe_data", "describe_run", "summarize"]
 
 
 class StageResult(NamedTuple):
-    """What one finished stage came to."""
+    """Result of one finished stage."""
 
     name: str
     kind: str
-    """train, rft, or start for the model before all stages."""
+    """train, rft, or start for the initial model."""
     scores: dict[str, Any] | None
-    """Held-out scores, as ``Verdict.to_json`` gives them; None: not a language model, or not asked for."""
+    """Held-out scores as ``EvalResult.to_json`` returns them; None: no language model, or no evaluation."""
     remark: str
+    """Outcome of the stage in words."""
     seconds: float
-    """Of the call that finished it."""
+    """Duration of the call that finished the stage."""
 
 
-def remark_of_run(metrics: Path) -> str:
-    """Returns in words what a run's metrics.jsonl says of its beginning and its end."""
-    lines = list(read_jsonl(metrics))
+def describe_run(metrics: Path) -> str:
+    """Return the first and the last values of a run's main metrics as text."""
+    lines = list(read_metrics(metrics))
     parts = []
     for key, title in (
         ("eval/accuracy", "held-out accuracy"),
@@ -40,24 +41,35 @@ def remark_of_run(metrics: Path) -> str:
         ("loss/total", "training loss"),
     ):
         values = [line[key] for line in lines if line.get(key) is not None]
-        # Where answers are sampled, the loss itself is about 0 by construction.
+        # The policy-gradient loss is about 0 by construction.
         if values and not (key == "loss/total" and "reward/mean" in lines[-1]):
             parts.append(f"{title} {values[0]:.3f} to {values[-1]:.3f}")
     return "; ".join(parts)
 
 
-def remark_of_data(statistics: Path) -> str:
-    """Returns in words what a statistics.json of rejection sampling says."""
-    found = json.loads(statistics.read_text("utf-8"))
-    kept = f"{found['rows']} rows of {found['answers']} answers to {found['prompts']} prompts"
-    return f"{kept}; mean reward {found['reward_mean']:.3f}"
+def describe_data(statistics: Path) -> str:
+    """Return the statistics.json of rejection sampling as text."""
+    counts = json.loads(statistics.read_text("utf-8"))
+    return (
+        f"{counts['rows']} rows from {counts['answers']} responses to {counts['prompts']} prompts; "
+        f"mean reward {counts['reward_mean']:.3f}"
+    )
 
 
-def table_of(results: Sequence[StageResult]) -> Table:
-    """Returns the stages, a row each."""
+def summarize(results: Sequence[StageResult], folder: Path) -> None:
+    """Print the table; write summary.json and, if there are held-out scores, summary.png."""
+    from rich.console import Console
+
+    write_atomic(folder / "summary.json", json.dumps([each._asdict() for each in results], indent=2) + "\n")
+    Console().print(_table(results))
+    if any(each.scores is not None for each in results):
+        _plot(results, folder / "summary.png")
+
+
+def _table(results: Sequence[StageResult]) -> Table:
     from rich.table import Table
 
-    table = Table("stage", "held-out score", "95% interval", "what it did", "minutes")
+    table = Table("stage", "held-out score", "95% interval", "outcome", "minutes")
     for result in results:
         score = None if result.scores is None else result.scores["score"]
         table.add_row(
@@ -74,41 +86,31 @@ def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}"
 
 
-def summarize(results: Sequence[StageResult], folder: Path) -> None:
-    """Prints the table and writes summary.json and, with held-out scores, summary.png."""
-    from rich.console import Console
-
-    write_atomic(folder / "summary.json", json.dumps([each._asdict() for each in results], indent=2) + "\n")
-    Console().print(table_of(results))
-    if any(each.scores is not None for each in results):
-        _draw(results, folder / "summary.png")
-
-
-def _draw(results: Sequence[StageResult], to: Path) -> None:
+def _plot(results: Sequence[StageResult], file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(1.6 * len(results), 4.0), 3.6), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    places: list[int] = []
+    positions: list[int] = []
     means: list[float] = []
     below: list[float] = []
     above: list[float] = []
-    for place, result in enumerate(results):
+    for position, result in enumerate(results):
         if result.scores is not None:
             score: Mapping[str, float | None] = result.scores["score"]
             mean = score["mean"]
             assert mean is not None
-            places.append(place)
+            positions.append(position)
             means.append(mean)
-            for side, end in ((below, "low"), (above, "high")):
-                bound = score[end]
-                side.append(0.0 if bound is None else abs(bound - mean))
-    axis.errorbar(places, means, yerr=[below, above], marker="o", markersize=6, capsize=4, linewidth=1.6)
+            for errors, key in ((below, "low"), (above, "high")):
+                bound = score[key]
+                errors.append(0.0 if bound is None else abs(bound - mean))
+    axis.errorbar(positions, means, yerr=[below, above], marker="o", markersize=6, capsize=4, linewidth=1.6)
     axis.set_xticks(range(len(results)), [each.name for each in results])
     axis.set_xlim(-0.5, len(results) - 0.5)
     axis.set_title("held-out score after each stage, 95% interval", fontsize=10, loc="left")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(to)
+    figure.savefig(file)

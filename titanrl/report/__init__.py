@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows while it runs."""
+"""Reports of runs: files, trackers, live views, pages and figures."""

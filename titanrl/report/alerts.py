@@ -1,4 +1,4 @@
-"""What a run's metrics so far say of its health: alerts, each raised once while its condition lasts."""
+"""Alerts on the metrics of a run, each raised once while its condition lasts."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from titanrl.config.alerts import Alerts
 
-__all__ = ["Alert", "AlertMonitor", "standing"]
+__all__ = ["Alert", "AlertMonitor", "active_alerts"]
 
 Trace: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 """Metric name -> (step, value) of every step that reported it, in order."""
 
 
 class Alert(NamedTuple):
-    """A condition that holds."""
+    """A condition that holds, with its cause and remedy."""
 
     name: str
     """Key of [alerts]."""
     value: float
-    """What was compared with the limit."""
+    """Value that was compared with the limit."""
     limit: float
     message: str
-    """What was seen, and what to do."""
+    """Observation and remedy."""
 
 
 ABOVE = {
     "kl": (
         "kl/value",
-        "the policy has left its reference; raise the KL coefficient or lower the learning rate",
+        "the policy is far from the reference policy; raise the KL coefficient or lower the learning rate",
     ),
     "zero_std_groups": (
         "advantage/frac_zero_std",
-        "most groups have equal rewards and teach nothing; choose other prompts or a finer reward",
+        "most groups have equal rewards and give no learning signal; choose other prompts or a finer reward",
     ),
     "clip_fraction": (
         "loss/clip_fraction",
-        "most tokens are at the clip bounds; lower the learning rate, or make fewer optimizer steps a batch",
+        "most tokens are at the clip bounds; lower the learning rate or the optimizer steps per batch",
     ),
     "logprob_diff": (
         "sample/logprob_diff",
-        "sampler and trainer disagree; compare their precision, or add an [[algorithm.correction]]",
+        "sampler and trainer log-probs differ; compare their precision, or add an [[algorithm.correction]]",
     ),
 }
-"""Alert -> the metric that its limit bounds from above, and what that means."""
+"""Alert -> the metric that its limit bounds from above, and the meaning of the alert."""
 
-WATCHED = (
+MONITORED = (
     *(metric for metric, _ in ABOVE.values()),
     "loss/entropy",
     "sample/response_tokens_mean",
@@ -59,7 +59,9 @@ WATCHED = (
 
 
 class AlertMonitor:
-    """Sees the metrics of every step of a run, in order; a resumed run shows it the earlier ones again.
+    """Monitor that raises alerts from the metrics of every step, in order.
+
+    A resumed run replays its earlier steps first.
 
     Args:
         limits: the [alerts] table.
@@ -67,30 +69,31 @@ class AlertMonitor:
 
     def __init__(self, limits: Alerts) -> None:
         self._limits = limits
-        self._trace: dict[str, list[tuple[int, float]]] = {name: [] for name in WATCHED}
-        self._standing: set[str] = set()
+        self._trace: dict[str, list[tuple[int, float]]] = {name: [] for name in MONITORED}
+        self._active: set[str] = set()
 
-    def see(self, step: int, metrics: Mapping[str, float | None]) -> list[Alert]:
-        """Returns the alerts whose condition holds now and did not before this step.
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> list[Alert]:
+        """Add the metrics of a step and return the alerts whose condition did not hold before it.
 
         Args:
-            metrics: ``stage/quantity`` -> number; what is missing or not finite leaves no trace.
+            step: number of the step.
+            metrics: ``stage/quantity`` -> number; missing and non-finite values are skipped.
         """
         for name, points in self._trace.items():
             value = metrics.get(name)
             if value is not None and math.isfinite(value):
                 points.append((step, value))
-        now = standing(self._trace, self._limits)
-        raised = [alert for alert in now if alert.name not in self._standing]
-        self._standing = {alert.name for alert in now}
+        active = active_alerts(self._trace, self._limits)
+        raised = [alert for alert in active if alert.name not in self._active]
+        self._active = {alert.name for alert in active}
         return raised
 
 
-def standing(trace: Trace, limits: Alerts) -> list[Alert]:
-    """Returns every alert whose condition holds after the last step of ``trace``."""
-    found = [_above(trace, limits, name) for name in ABOVE]
-    found += [_entropy(trace, limits), _length(trace, limits), _hacking(trace, limits)]
-    return [alert for alert in found if alert is not None]
+def active_alerts(trace: Trace, limits: Alerts) -> list[Alert]:
+    """Return every alert whose condition holds after the last step of ``trace``."""
+    alerts = [_above(trace, limits, name) for name in ABOVE]
+    alerts += [_entropy(trace, limits), _length_growth(trace, limits), _reward_hacking(trace, limits)]
+    return [alert for alert in alerts if alert is not None]
 
 
 def _above(trace: Trace, limits: Alerts, name: str) -> Alert | None:
@@ -106,51 +109,51 @@ def _entropy(trace: Trace, limits: Alerts) -> Alert | None:
     if mean is None or mean >= limit:
         return None
     text = (
-        f"loss/entropy is {mean:.3g}, below {limit:g}: answers hardly vary any more; add an "
+        f"loss/entropy is {mean:.3g}, below {limit:g}: responses hardly vary; add an "
         "[algorithm.entropy] bonus, raise clip_high, or lower the learning rate."
     )
     return Alert("entropy", mean, limit, text)
 
 
-def _length(trace: Trace, limits: Alerts) -> Alert | None:
+def _length_growth(trace: Trace, limits: Alerts) -> Alert | None:
     points, window, limit = trace["sample/response_tokens_mean"], limits.window, limits.length_growth
     before, now = _mean(points[:-window], window), _mean(points, window)
     if not before or now is None or now / before <= limit:
         return None
     text = (
         f"sample/response_tokens_mean went from {before:.3g} to {now:.3g} within {window} steps, more than "
-        f"{limit:g} times: look at samples.jsonl, and penalise length with the reward 'overlong'."
+        f"{limit:g} times: inspect samples.jsonl, and penalise length with the reward 'overlong'."
     )
     return Alert("length_growth", now / before, limit, text)
 
 
-def _hacking(trace: Trace, limits: Alerts) -> Alert | None:
-    """Compares the rewards up to the best held-out score, or the first ones, with those up to the last."""
+def _reward_hacking(trace: Trace, limits: Alerts) -> Alert | None:
+    """Compare the training rewards at the best held-out score, or the first ones, with the latest ones."""
     scores, limit, window = trace["eval/score"], limits.reward_hacking, limits.window
     if not scores:
         return None
     (best_step, best), (last_step, last) = max(scores, key=lambda point: point[1]), scores[-1]
     rewards = _until(trace["reward/mean"], last_step)
-    past = _until(rewards, best_step)[-window:]
-    past = past if len(past) == window else rewards[:window]
+    earlier = _until(rewards, best_step)[-window:]
+    earlier = earlier if len(earlier) == window else rewards[:window]
     recent = rewards[-window:]
-    spreads = [value for _, value in _until(trace["reward/std"], last_step)]
-    if len(past) < window or recent[0][0] <= past[-1][0] or not any(spreads):
+    standard_deviations = [value for _, value in _until(trace["reward/std"], last_step)]
+    if len(earlier) < window or recent[0][0] <= earlier[-1][0] or not any(standard_deviations):
         return None
-    rise = fmean(value for _, value in recent) - fmean(value for _, value in past)
-    deviations = rise / fmean(spreads)
-    if deviations <= limit:
+    rise = fmean(value for _, value in recent) - fmean(value for _, value in earlier)
+    relative_rise = rise / fmean(standard_deviations)
+    if relative_rise <= limit:
         return None
     text = (
-        f"reward/mean has risen by {rise:.3g}, {deviations:.2g} deviations, since the best eval/score, "
-        f"{best:.3g} in step {best_step}, which is {last:.3g} in step {last_step}: look at samples.jsonl; "
-        "the reward is exploited, or the training prompts are learned by heart."
+        f"reward/mean has risen by {rise:.3g}, {relative_rise:.2g} standard deviations, since the best "
+        f"eval/score, {best:.3g} in step {best_step}, which is {last:.3g} in step {last_step}: inspect "
+        "samples.jsonl; the policy exploits the reward or has memorised the training prompts."
     )
-    return Alert("reward_hacking", deviations, limit, text)
+    return Alert("reward_hacking", relative_rise, limit, text)
 
 
 def _mean(points: Sequence[tuple[int, float]], window: int) -> float | None:
-    """Returns the mean of the last ``window`` values; None if there are fewer."""
+    """Return the mean of the last ``window`` values; None if there are fewer."""
     return fmean(value for _, value in points[-window:]) if len(points) >= window else None
 
 

@@ -1,4 +1,4 @@
-"""Figures of a page: curves with bands, several runs overlaid, and parts that stack to a whole."""
+"""Bokeh figures of a page: curves with intervals, overlaid, and stacked bars."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure
 
-__all__ = ["COLOURS", "Line", "curves", "stack"]
+__all__ = ["COLOURS", "Line", "curves", "stacked_bars"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
-"""Told apart by people who see few colours; used in turn."""
+"""Colours of lines, used in turn; distinguishable with colour blindness."""
 GREY = "#8b93a1"
-"""Of what is no line; readable on white and on black."""
+"""Colour of axes and titles; readable on white and on black."""
 MAX_POINTS = 1000
-"""More points of a line are thinned: of each stretch the lowest and the highest stay."""
+"""Maximum number of points of a line; longer lines keep the minimum and the maximum of each segment."""
 
 
 class Line(NamedTuple):
-    """One curve; its name is what the page's legend hides and shows."""
+    """One curve; the page's legend hides and shows curves by name."""
 
     name: str
     colour: str
@@ -29,45 +29,52 @@ class Line(NamedTuple):
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    """With ``low`` the band around it; both as long as ``y``."""
+    """Bounds of the interval around the curve; both as long as ``y``."""
     dash: str = "solid"
-    marked: bool = False
-    """Whether each point gets a dot: few points, far apart."""
-    what: str = ""
-    """What tells it from other lines of the same name, shown beside the pointer."""
+    has_markers: bool = False
+    """Whether each point is marked, for curves of few points."""
+    detail: str = ""
+    """Text that distinguishes lines of the same name in tooltips."""
 
 
 def curves(title: str, lines: Sequence[Line], *, x: str = "step", height: int = 215) -> Figure:
-    """Returns curves over ``x`` in one figure."""
+    """Return a figure of several curves.
+
+    Args:
+        title: title of the figure.
+        lines: the curves.
+        x: label of the x axis.
+        height: height in pixels.
+    """
     from bokeh.models import HoverTool
 
     plot = _empty(title, height)
     plot.xaxis.axis_label = x
     targets = []
     for line in lines:
-        kept = _kept(line.y)
-        data: dict[str, Any] = {"x": _taken(line.x, kept), "y": _taken(line.y, kept)}
-        data["what"] = [f"{line.name} {line.what}".strip()] * len(kept)
+        indices = _thinned(line.y)
+        data: dict[str, Any] = {"x": _select(line.x, indices), "y": _select(line.y, indices)}
+        data["label"] = [f"{line.name} {line.detail}".strip()] * len(indices)
         if line.low is not None and line.high is not None:
-            data |= {"low": _taken(line.low, kept), "high": _taken(line.high, kept)}
+            data |= {"low": _select(line.low, indices), "high": _select(line.high, indices)}
             plot.varea("x", "low", "high", source=data, color=line.colour, alpha=0.16, name=line.name)
-        drawn = plot.line(
+        renderer = plot.line(
             "x", "y", source=data, color=line.colour, line_width=1.7, line_dash=line.dash, name=line.name
         )
-        targets.append(drawn)
-        if line.marked or len(kept) == 1:
+        targets.append(renderer)
+        if line.has_markers or len(indices) == 1:
             plot.scatter("x", "y", source=data, color=line.colour, size=6, name=line.name)
     values = {value for line in lines for value in line.y}
     if len(values) == 1 and not any(line.low for line in lines):
-        # The library would show 0.00001 as a line at 0 between -1 and 1; at 0 a line would hide in the axis.
+        # By default 0.00001 appears as a line at 0 between -1 and 1, and a line at 0 is hidden by the axis.
         (value,) = values
         plot.y_range.start, plot.y_range.end = sorted((value / 2, 1.5 * value)) if value else (-0.1, 1.0)
-    tooltips = [("", "@what"), (x, "@x"), ("", "@y{%.5g}")]
+    tooltips = [("", "@label"), (x, "@x"), ("", "@y{%.5g}")]
     plot.add_tools(HoverTool(tooltips=tooltips, renderers=targets, mode="vline", formatters={"@y": "printf"}))
     return plot
 
 
-def stack(
+def stacked_bars(
     title: str,
     x: Sequence[float],
     parts: Mapping[str, Sequence[float]],
@@ -75,7 +82,15 @@ def stack(
     *,
     height: int = 250,
 ) -> Figure:
-    """Returns bars, one for each of ``x``, of which ``parts`` are the pieces, seconds, from the bottom up."""
+    """Return a figure of stacked bars.
+
+    Args:
+        title: title of the figure.
+        x: steps, one per bar.
+        parts: name -> seconds per bar, from the bottom up.
+        colours: name -> colour.
+        height: height in pixels.
+    """
     from bokeh.models import HoverTool
 
     plot = _empty(title, height)
@@ -97,10 +112,17 @@ def _empty(title: str, height: int) -> Figure:
     from bokeh.plotting import figure
 
     plot = figure(
-        title=title, height=height, sizing_mode="stretch_width", tools="box_zoom,xwheel_zoom,reset,save",
-        active_drag=None, active_scroll=None, background_fill_color=None, border_fill_color=None,
-        outline_line_color=None, toolbar_location="above",
-    )  # fmt: skip
+        title=title,
+        height=height,
+        sizing_mode="stretch_width",
+        tools="box_zoom,xwheel_zoom,reset,save",
+        active_drag=None,
+        active_scroll=None,
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        toolbar_location="above",
+    )
     plot.toolbar.autohide, plot.toolbar.logo = True, None
     plot.title.text_color, plot.title.text_font_size = GREY, "12.5px"
     plot.grid.grid_line_color, plot.grid.grid_line_alpha = GREY, 0.22
@@ -113,17 +135,17 @@ def _empty(title: str, height: int) -> Figure:
     return plot
 
 
-def _kept(values: Sequence[float]) -> list[int]:
-    """Returns the indices of the points that are drawn: all, or each stretch's lowest and highest."""
+def _thinned(values: Sequence[float]) -> list[int]:
+    """Return the indices of the plotted points: all, or the minimum and the maximum of each segment."""
     if len(values) <= MAX_POINTS:
         return list(range(len(values)))
-    parts = np.array_split(np.asarray(values), MAX_POINTS // 2)
-    starts = np.cumsum([0, *(len(part) for part in parts)])
-    found = {0, len(values) - 1}
-    for start, part in zip(starts[:-1], parts, strict=True):
-        found |= {int(start + part.argmin()), int(start + part.argmax())}
-    return sorted(found)
+    segments = np.array_split(np.asarray(values), MAX_POINTS // 2)
+    starts = np.cumsum([0, *(len(segment) for segment in segments)])
+    indices = {0, len(values) - 1}
+    for start, segment in zip(starts[:-1], segments, strict=True):
+        indices |= {int(start + segment.argmin()), int(start + segment.argmax())}
+    return sorted(indices)
 
 
-def _taken(values: Sequence[float], kept: Sequence[int]) -> list[float]:
-    return [values[i] for i in kept]
+def _select(values: Sequence[float], indices: Sequence[int]) -> list[float]:
+    return [values[i] for i in indices]

@@ -1,4 +1,4 @@
-"""The run folder: the resolved file, versions and seed that give the run again, and what the run produced."""
+"""Run folder: the resolved file, the versions and the seed, and all output of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tomli_w
 
 from titanrl.errors import ConfigError
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "write_atomic"]
 
 PACKAGES = (
     "titanrl",
@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 class RunFolder:
-    """Paths of one run, and the files that identify it."""
+    """Paths of one run and its identity files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,12 +45,12 @@ class RunFolder:
 
     @classmethod
     def choose(cls, parent: str, name: str | None, *, resume: bool) -> Path:
-        """Returns the folder of a new run, or with ``resume`` that of the newest run of the name."""
+        """Return the folder of a new run, or with ``resume`` that of the newest run of the same name."""
         return (cls.latest if resume else cls.new)(Path(parent), name or "run").path
 
     @classmethod
     def new(cls, parent: Path, name: str) -> RunFolder:
-        """Returns ``parent/name``, or the first free ``parent/name-2``, ...: runs are never overwritten."""
+        """Return ``parent/name``, or the first free ``parent/name-2``, ...: runs are never overwritten."""
         path, number = parent / name, 1
         while path.exists():
             number += 1
@@ -59,22 +59,22 @@ class RunFolder:
 
     @classmethod
     def latest(cls, parent: Path, name: str) -> RunFolder:
-        """Returns the newest run of that name, to be resumed.
+        """Return the newest run of a name, to be resumed.
 
         Raises:
             ConfigError: there is none.
         """
-        found = [(1, parent / name)] if (parent / name).is_dir() else []
+        numbered = [(1, parent / name)] if (parent / name).is_dir() else []
         for path in parent.glob(f"{name}-*"):
             number = path.name.removeprefix(f"{name}-")
             if number.isdigit() and path.is_dir():
-                found.append((int(number), path))
-        if not found:
+                numbered.append((int(number), path))
+        if not numbered:
             raise ConfigError(f"--resume found no run {str(parent / name)!r}; start it without --resume.")
-        return cls(max(found)[1])
+        return cls(max(numbered)[1])
 
     def write_identity(self, resolved: Mapping[str, Any], seed: int) -> None:
-        """Writes experiment.toml (the resolved file, itself runnable) and versions.json."""
+        """Write experiment.toml (the resolved file, itself runnable) and versions.json."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.config, tomli_w.dumps(resolved))
         versions = {"python": platform.python_version(), "seed": seed, "cpus": os.cpu_count()}
@@ -87,7 +87,7 @@ class RunFolder:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Writes a file so that a reader, or a crash, finds the old one or the new one whole."""
+    """Write a file atomically: readers, and a crash, see either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)

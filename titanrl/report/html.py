@@ -1,4 +1,4 @@
-"""The shell of a page that is one file: sections of tables, figures and text; no network is needed."""
+"""Self-contained HTML pages: sections of tables, figures and text, without network access."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ __all__ = ["Page", "code", "details", "figures", "legend", "note", "render", "sc
 
 
 class Section(NamedTuple):
+    """A section of a page."""
+
     anchor: str
     title: str
     blocks: Sequence[Markup]
 
 
 class Page:
-    """A page that grows section by section.
+    """A page to which sections are appended.
 
     Args:
-        title: of the page. subtitle: a line under it.
+        title: title of the page.
+        subtitle: a line below the title.
     """
 
     def __init__(self, title: str, subtitle: str = "") -> None:
@@ -36,32 +39,33 @@ class Page:
         self.sections: list[Section] = []
 
     def section(self, title: str, *blocks: Markup) -> None:
-        """Appends a section; the page's menu leads to it."""
+        """Append a section; the page's menu links to it."""
         self.sections.append(Section(f"section-{len(self.sections)}", title, blocks))
 
-    def write(self, to: Path) -> Path:
-        """Writes the page, library and data inside, and returns its path."""
+    def write(self, file: Path) -> Path:
+        """Write the page, including libraries and data, and return its path."""
         from bokeh.resources import Resources
 
         text = render("page.html", page=self, bokeh=Resources(mode="inline", components=["bokeh"]))
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(text, "utf-8")
-        return to
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+        return file
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """Returns a table; numbers stand right, and one too wide for the screen scrolls by itself."""
-    shown = [[(cell, isinstance(cell, int | float)) for cell in row] for row in rows]
-    numeric = [any(is_number for _, is_number in column) for column in zip(*shown, strict=True)]
-    numeric += [False] * (len(head) - len(numeric))  # Without rows there are no columns.
-    return render("table.html", head=list(zip(head, numeric, strict=True)), rows=shown)
+    """Return a table; numbers are right-aligned, and a table wider than the screen scrolls."""
+    cells = [[(cell, isinstance(cell, int | float)) for cell in row] for row in rows]
+    numeric = [any(is_number for _, is_number in column) for column in zip(*cells, strict=True)]
+    numeric += [False] * (len(head) - len(numeric))  # A table without rows has no columns to inspect.
+    return render("table.html", head=list(zip(head, numeric, strict=True)), rows=cells)
 
 
 def figures(*plots: Figure, wide: bool = False) -> Markup:
-    """Returns Bokeh figures in a grid; each is drawn when it comes into view.
+    """Return Bokeh figures in a grid; each is rendered when it scrolls into view.
 
     Args:
-        wide: each takes the page's whole width.
+        plots: the figures.
+        wide: whether each figure takes the full width of the page.
     """
     from bokeh.embed import json_item
 
@@ -70,33 +74,33 @@ def figures(*plots: Figure, wide: bool = False) -> Markup:
 
 
 def legend(colours: Mapping[str, str]) -> Markup:
-    """Returns buttons, name -> colour; each hides and shows the lines of that name in all figures."""
+    """Return buttons, name -> colour, that hide and show the lines of a name in all figures."""
     return render("legend.html", colours=colours)
 
 
 def details(summary: str, *blocks: Markup) -> Markup:
-    """Returns blocks that stay folded until they are asked for."""
+    """Return folded blocks."""
     return render("details.html", summary=summary, blocks=blocks)
 
 
 def note(text: str) -> Markup:
-    """Returns a line of explanation."""
+    """Return an explanatory paragraph."""
     return Markup("<p class='note'>{}</p>").format(text)
 
 
 def code(text: str) -> Markup:
-    """Returns text as it stands in a file."""
+    """Return preformatted text."""
     return Markup("<pre>{}</pre>").format(text)
 
 
 def script_json(value: Any) -> Markup:
-    """Returns JSON that may stand in a script element, whatever strings it holds."""
+    """Return JSON that is safe inside a script element, whatever strings it holds."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Returns a template of this package with its holes filled; what is not Markup is escaped."""
+    """Return a rendered template of this package; values that are not Markup are escaped."""
     return Markup(_environment().get_template(template).render(values))
 
 
@@ -107,15 +111,18 @@ def _environment() -> Environment:
     folder = files("titanrl.report") / "templates"
     environment = Environment(
         loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.globals["source"] = lambda name: Markup((folder / name).read_text("utf-8"))
     environment.filters["number"] = number
     return environment
 
 
 def number(value: Any) -> str:
-    """Returns a cell's text: four significant digits of a float, a dash for what is missing."""
+    """Return a cell's text: four significant digits of a float, a dash for a missing value."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive a kill at any byte and carry on after a resume."""
+"""Append-only JSON lines that survive an interruption at any byte and continue after a resume."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from typing import IO, Any
 __all__ = ["JsonLines", "last_line", "read_jsonl"]
 
 BLOCK = 1 << 16
-"""Bytes that are read at a time from the end of a file."""
+"""Bytes read at a time from the end of a file."""
 
 
 class JsonLines:
-    """A file of one JSON object a line, each flushed as it is written.
+    """A file of one JSON object per line, each flushed when it is written.
 
     Args:
-        path: the file. first_step: lines of this step and later, and a torn last line, are dropped: they are
-            written again. key: of the number of the step in each line.
+        path: the file.
+        first_step: lines of this step and later are dropped because they will be written again; so is an
+            incomplete last line.
+        key: key of the step in each line.
     """
 
     def __init__(self, path: Path, first_step: int = 0, *, key: str = "step") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [line for line in read_jsonl(path) if line[key] < first_step]
+            earlier = [line for line in read_jsonl(path) if line[key] < first_step]
             temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text("".join(_dump(line) for line in kept))
+            temporary.write_text("".join(_dump(line) for line in earlier))
             os.replace(temporary, path)
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Appends one object; numbers that JSON lacks (NaN, infinities) become null."""
+        """Append one object; numbers that JSON lacks (NaN, infinities) become null."""
         self._file.write(_dump(line))
         self._file.flush()
 
@@ -42,8 +44,8 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file; a last line torn by a kill is left out."""
-    # Not splitlines: it also cuts at separators inside texts. A kill may tear the last line within a letter.
+    """Yield the objects of a file; an incomplete last line is skipped."""
+    # Not splitlines, which also splits at separators inside texts. The last line may end within a character.
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             yield json.loads(line)
@@ -52,23 +54,23 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Returns the last object of a file, reading no more than its end; one torn by a kill is left out.
+    """Return the last object of a file, None if there is none; an incomplete last line is skipped.
 
-    None: it holds none.
+    Only the end of the file is read.
     """
     with path.open("rb") as file:
-        place, end = file.seek(0, os.SEEK_END), b""
-        while place > 0:
-            size = min(BLOCK, place)
-            place = file.seek(place - size)
+        position, end = file.seek(0, os.SEEK_END), b""
+        while position > 0:
+            size = min(BLOCK, position)
+            position = file.seek(position - size)
             end = file.read(size) + end
-            whole = end if place == 0 else end.partition(b"\n")[2]
-            for line in reversed(whole.split(b"\n")):
+            complete = end if position == 0 else end.partition(b"\n")[2]
+            for line in reversed(complete.split(b"\n")):
                 try:
-                    found: dict[str, Any] = json.loads(line)
-                except ValueError:  # Torn: no JSON, or cut within a letter.
+                    last: dict[str, Any] = json.loads(line)
+                except ValueError:  # Incomplete: not JSON, or cut within a character.
                     continue
-                return found
+                return last
     return None
 
 

@@ -1,4 +1,4 @@
-"""Traces of operations and memory of chosen steps."""
+"""Profiles of selected steps: traces of operations and of memory."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ if TYPE_CHECKING:
 __all__ = ["profiled"]
 
 MEMORY_EVENTS = 200_000
-"""Allocations kept; older ones are forgotten, so that a long step does not fill the memory."""
+"""Maximum number of recorded allocations; older ones are discarded to bound memory."""
 ROWS = 40
-"""Operations in the table of a trace."""
+"""Number of operations in the table of a trace."""
 
 
 @contextmanager
 def profiled(settings: Profile | None, step: int, folder: Path, rank: int) -> Iterator[None]:
-    """Measures what runs inside if ``step`` is one of those chosen.
+    """Profile the body of the context if ``step`` is selected.
 
     Args:
-        settings: None measures nothing. step: the first is 1. folder: of the files. rank: names them.
+        settings: the [profile] table; None: no profiling.
+        step: number of the step, from 1.
+        folder: folder of the files.
+        rank: rank of this process, which is part of the file names.
     """
     if settings is None or step not in settings.steps:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step}-rank-{rank}"
-    with ExitStack() as measures:
+    with ExitStack() as profilers:
         if settings.trace:
-            measures.enter_context(_traced(stem))
+            profilers.enter_context(_traced(stem))
         if settings.memory:
-            measures.enter_context(_memory_recorded(stem))
+            profilers.enter_context(_memory_recorded(stem))
         yield
 
 

@@ -1,4 +1,4 @@
-"""The live view of a run: a bar, the numbers people watch, where the time goes, what is left."""
+"""Live view of a run: a progress bar, the main metrics, stage times, the remaining time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["StepView", "clock", "counting"]
+__all__ = ["StepView", "clock", "progress_bar"]
 
-SHOWN = (
+METRICS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("loss", "loss/total", "{:.4f}"),
     ("accuracy", "loss/accuracy", "{:.3f}"),
@@ -29,19 +29,20 @@ SHOWN = (
     ("eval", "eval/score", "{:.3f}"),
     ("eval loss", "eval/loss", "{:.4f}"),
 )
-"""What the view shows of a step, as far as the run has it."""
-
-
-LINES = 10
-"""Lines that say how far a count has come, on a plain stream."""
+"""Label, metric and format of the values of a step; missing metrics are left out."""
+NUM_LINES = 10
+"""Number of progress lines outside a terminal."""
 
 
 class StepView:
-    """A context that shows each finished step; on a plain stream it prints one line a step instead.
+    """A context manager that shows each finished step; outside a terminal it prints one line per step.
 
     Args:
-        steps: of the whole run. start: first step of this process. enabled: false on all ranks but the first.
-        live: false prints lines on a terminal too.
+        steps: number of steps of the whole run.
+        start: number of steps finished before.
+        enabled: whether this rank shows anything; true on rank 0 only.
+        live: whether a terminal gets a live view; otherwise it gets lines, too.
+        console: where to show.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StepView:
         self.enabled, self.steps, self.done = enabled, steps, start
         self._start, self._began = start, time.monotonic()
         self._last: dict[str, float] = {}
-        self._spent: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._bar = _bar(self.console)
         self._task = self._bar.add_task("step", total=steps, completed=start, left="")
         self._live = Live(self._view(), console=self.console, refresh_per_second=4, transient=False)
@@ -76,98 +77,106 @@ class StepView:
             self._live.stop()
 
     def message(self, text: str) -> None:
-        """Prints a line above the live view."""
+        """Print a line above the live view."""
         if self.enabled:
             self.console.print(text, soft_wrap=True)
 
     def step(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-        """Shows one finished step.
+        """Show one finished step.
 
         Args:
-            metrics: ``stage/quantity`` -> number. seconds: stage -> seconds of this step.
+            metrics: ``stage/quantity`` -> number.
+            seconds: stage -> seconds of this step.
         """
         self.done += 1
         self._last.update(metrics)
-        for stage, spent in seconds.items():
-            self._spent[stage] = self._spent.get(stage, 0.0) + spent
+        for stage, duration in seconds.items():
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + duration
         if not self.enabled:
             return
         self._bar.update(self._task, completed=self.done, left=f"{clock(self.seconds_left())} left")
         if self.is_live:
             self._live.update(self._view())
         else:
-            shown = [f"{label} {number}" for label, number in self._numbers()]
+            values = [f"{label} {value}" for label, value in self._values()]
             total = sum(seconds.values())
-            numbers = "  ".join([*shown, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
-            self.console.print(f"step {self.done}/{self.steps}  {numbers}", soft_wrap=True, highlight=False)
+            text = "  ".join([*values, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
+            self.console.print(f"step {self.done}/{self.steps}  {text}", soft_wrap=True, highlight=False)
 
     def seconds_left(self) -> float:
-        """Returns the time the remaining steps will take at the mean pace so far."""
+        """Return the estimated time of the remaining steps at the mean pace so far."""
         finished = max(self.done - self._start, 1)
         return (time.monotonic() - self._began) / finished * (self.steps - self.done)
 
-    def _numbers(self) -> list[tuple[str, str]]:
-        # Where rewards are sampled for, the loss itself says nothing: its mean is about 0 by construction.
+    def _values(self) -> list[tuple[str, str]]:
+        # The policy-gradient loss is about 0 by construction.
         hidden = "loss/total" if "reward/mean" in self._last else ""
         return [
             (label, form.format(self._last[key]))
-            for label, key, form in SHOWN
+            for label, key, form in METRICS
             if key in self._last and key != hidden
         ]
 
     def _view(self) -> Group:
-        numbers = Table.grid(padding=(0, 3))
-        numbers.add_row(*(f"[dim]{label}[/] {number}" for label, number in self._numbers()))
-        total = sum(self._spent.values()) or 1.0
-        split = "  ".join(f"[dim]{stage}[/] {spent / total:.0%}" for stage, spent in self._spent.items())
-        return Group(self._bar, numbers, split)
+        values = Table.grid(padding=(0, 3))
+        values.add_row(*(f"[dim]{label}[/] {value}" for label, value in self._values()))
+        total = sum(self._seconds.values()) or 1.0
+        shares = "  ".join(f"[dim]{stage}[/] {each / total:.0%}" for stage, each in self._seconds.items())
+        return Group(self._bar, values, shares)
 
 
 @contextmanager
-def counting(
-    what: str, total: int, *, enabled: bool = True, live: bool = True, console: Console | None = None
+def progress_bar(
+    description: str, total: int, *, enabled: bool = True, live: bool = True, console: Console | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """Yields what is to be told how many more are done; shows how far that is, on a plain stream in lines.
+    """Yield a function that advances a progress bar by a count; outside a terminal, lines are printed.
 
     Args:
-        what: is counted, in words. total: of them. enabled: false on all ranks but the first.
-        live: false prints lines on a terminal too.
+        description: items that are counted, in words.
+        total: number of items.
+        enabled: whether this rank shows anything; true on rank 0 only.
+        live: whether a terminal gets a bar; otherwise it gets lines, too.
+        console: where to show.
     """
     console = console or Console()
     if not enabled:
         yield lambda count: None
     elif live and console.is_terminal:
         with _bar(console) as bar:
-            task, began = bar.add_task(what, total=total, left=""), time.monotonic()
+            task, began = bar.add_task(description, total=total, left=""), time.monotonic()
 
-            def show(count: int) -> None:
+            def advance(count: int) -> None:
                 bar.advance(task, count)
                 done = bar.tasks[0].completed
                 left = (time.monotonic() - began) / max(done, 1) * (total - done)
                 bar.update(task, left=f"{clock(left)} left")
 
-            yield show
+            yield advance
     else:
-        done, lines = 0, 0
+        done, num_printed = 0, 0
 
-        def say(count: int) -> None:
-            nonlocal done, lines
+        def print_progress(count: int) -> None:
+            nonlocal done, num_printed
             done += count
-            if done * LINES // max(total, 1) > lines:
-                lines = done * LINES // max(total, 1)
-                console.print(f"{what} {done}/{total}", soft_wrap=True, highlight=False)
+            if done * NUM_LINES // max(total, 1) > num_printed:
+                num_printed = done * NUM_LINES // max(total, 1)
+                console.print(f"{description} {done}/{total}", soft_wrap=True, highlight=False)
 
-        yield say
+        yield print_progress
 
 
 def _bar(console: Console) -> Progress:
     return Progress(
-        TextColumn("[bold]{task.description}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"), console=console,
-    )  # fmt: skip
+        TextColumn("[bold]{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+    )
 
 
 def clock(seconds: float) -> str:
-    """Returns a time as minutes and seconds: ``75:08``."""
+    """Return a duration as minutes and seconds: ``75:08``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a run folder holds, read back: its file, its numbers, its samples, its alerts."""
+"""Record of a run, read from its folder: experiment file, metrics, samples, alerts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import tomli
 from titanrl.errors import ConfigError
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import read_jsonl
+from titanrl.report.metrics import read_metrics
 
 __all__ = ["RunRecord", "flattened", "read_runs"]
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, for the sake of cached_property
+@dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs __dict__
 class RunRecord:
-    """One run as it lies on disk; a run that is under way reads as far as it has come."""
+    """One run as stored on disk; the record of a running run ends with its last finished step."""
 
     name: str
-    """Told apart from the other runs read with it."""
+    """Name, unique among the runs that are read together."""
     path: Path
     table: dict[str, Any]
-    """The resolved experiment file; empty where the folder has none."""
+    """The resolved experiment file; empty if the folder has none."""
     metrics: list[dict[str, Any]]
-    """One a step: ``step`` and ``stage/quantity`` numbers, None where one was not finite."""
+    """One per step: ``step`` and ``stage/quantity`` numbers; None if a number was not finite."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> set[str]:
-        """The metrics that have a number in some step."""
+        """Metrics that have a number in some step."""
         return {key for line in self.metrics for key, value in line.items() if value is not None} - {"step"}
 
     @property
@@ -44,26 +45,30 @@ class RunRecord:
 
     @property
     def steps_left(self) -> int:
-        """Steps that the run's file still asks for."""
+        """Number of steps that remain to be run."""
         planned = int(self.table.get("loop", {}).get("steps", 0))
         return max(planned - self.steps_done, 0)
 
     @property
     def progress(self) -> str:
-        """How far the run has come: ``3 of 4`` steps."""
+        """Finished and planned steps as text: ``3 of 4``."""
         return f"{self.steps_done} of {self.steps_done + self.steps_left}"
 
     def series(self, *keys: str) -> tuple[list[int], list[list[float]]]:
-        """Returns the steps that have numbers for all ``keys``, and those numbers, key by key."""
+        """Return the steps that have numbers for all ``keys``, and the numbers of each key."""
         lines = [line for line in self.metrics if all(line.get(key) is not None for key in keys)]
         return [line["step"] for line in lines], [[line[key] for line in lines] for key in keys]
 
     @classmethod
     def read(cls, path: Path, name: str | None = None) -> RunRecord:
-        """Reads a run folder.
+        """Read a run folder.
+
+        Args:
+            path: the folder.
+            name: name of the run. Default: name of the folder.
 
         Raises:
-            ConfigError: it holds no metrics.jsonl.
+            ConfigError: the folder holds no metrics.jsonl.
         """
         folder = RunFolder(path)
         if not folder.metrics.is_file():
@@ -73,7 +78,7 @@ class RunRecord:
             name=name or path.resolve().name,
             path=path,
             table=tomli.loads(config.read_text("utf-8")) if config.is_file() else {},
-            metrics=list(read_jsonl(folder.metrics)),
+            metrics=list(read_metrics(folder.metrics)),
             samples=_lines(folder.samples),
             alerts=_lines(folder.alerts),
             versions=json.loads(versions.read_text("utf-8")) if versions.is_file() else {},
@@ -81,7 +86,7 @@ class RunRecord:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Returns the runs of several folders; those whose folders share a name are called by their paths.
+    """Read several run folders; runs whose folders have equal names are named by their paths.
 
     Raises:
         ConfigError: a folder holds no metrics.jsonl.
@@ -98,7 +103,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def flattened(table: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns dotted key -> value of a file, entries of arrays of tables by their number."""
+    """Return dotted key -> value of a file; entries of arrays of tables are numbered."""
     if isinstance(table, Mapping):
         items = [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in table.items()]
     elif isinstance(table, list) and any(isinstance(each, Mapping) for each in table):

@@ -1,4 +1,4 @@
-"""Feeds a run's files and its live view; only the first rank records."""
+"""Recorder of a run: its files, trackers and live view. Only rank 0 records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 from titanrl.report.alerts import AlertMonitor
 from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
-from titanrl.report.jsonl import read_jsonl
+from titanrl.report.metrics import read_metrics
 from titanrl.report.progress import StepView
 from titanrl.report.writers import Writer, open_writers
 
@@ -22,14 +22,17 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """One step's numbers and samples -> metrics.jsonl, samples.jsonl, TensorBoard and the terminal.
+    """A context manager that records metrics, samples and alerts to files, trackers and the terminal.
 
     Step k is the state after k training steps; step 0 holds the validation before training.
 
     Args:
-        folder: of the run. settings: what is shown and written. steps: of the whole run.
-        done: steps finished before this process began. enabled: whether this rank records.
-        watch: raises alerts; None: nobody does.
+        folder: folder of the run.
+        settings: the [report] table.
+        steps: number of steps of the whole run.
+        done: number of steps finished before this process started.
+        enabled: whether this rank records.
+        monitor: raises alerts; None: no alerts.
     """
 
     def __init__(
@@ -40,23 +43,23 @@ class Recorder:
         steps: int,
         done: int,
         enabled: bool,
-        watch: AlertMonitor | None = None,
+        monitor: AlertMonitor | None = None,
     ) -> None:
         self.folder = folder
-        # A resumed run writes the steps after its checkpoint again; step 0 is never written twice.
+        # A resumed run rewrites the steps after its checkpoint; step 0 is never written twice.
         self._first = done + 1 if done else 0
         self._settings = settings
-        self._enabled, self._watch = enabled, watch
+        self._enabled, self._monitor = enabled, monitor
         self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress)
         self._writers: list[Writer] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._enabled:
             self._writers = open_writers(self.folder, self._settings, first_step=self._first)
-            if self._watch is not None:  # What is left of an interrupted run is its past.
-                for line in read_jsonl(self.folder.metrics):
-                    self._watch.see(int(line["step"]), line)
+            if self._monitor is not None:  # Replays the steps before an interruption.
+                for line in read_metrics(self.folder.metrics):
+                    self._monitor.update(int(line["step"]), line)
         self._view.__enter__()
         return self
 
@@ -68,22 +71,23 @@ class Recorder:
             writer.close()
 
     def validation(self, metrics: Mapping[str, float]) -> None:
-        """Records the validation before the first step."""
+        """Record the validation before the first step."""
         if self._enabled and metrics:
             for writer in self._writers:
                 writer.scalars(0, metrics)
             self.alerts(0, metrics)
-            self._view.message(f"validation before training: {_verdict(metrics)}")
+            self._view.message(f"validation before training: {_validation_text(metrics)}")
 
     def alerts(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Records the alerts that a step raises; returns their names, none where this rank does not record.
+        """Record the alerts of a step and return their names; empty if this rank does not record.
 
         Args:
-            step: steps finished. metrics: all of the step, the validation's too.
+            step: number of finished steps.
+            metrics: all metrics of the step, including validation.
         """
-        if not self._enabled or self._watch is None:
+        if not self._enabled or self._monitor is None:
             return []
-        raised = self._watch.see(step, metrics)
+        raised = self._monitor.update(step, metrics)
         for alert in raised:
             for writer in self._writers:
                 writer.alert(step, alert)
@@ -91,14 +95,14 @@ class Recorder:
         return [alert.name for alert in raised]
 
     def failures(self, reasons: Mapping[str, str]) -> None:
-        """Tells why rewards failed, of each once.
+        """Report the first failure of each reward, once.
 
         Args:
-            reasons: label of a reward -> why it did the first time.
+            reasons: label of a reward -> reason of its first failure.
         """
-        for label in sorted(reasons.keys() - self._told):
-            self._told.add(label)
-            text = f"failed: {reasons[label]}; such responses get its failure_score, and this is told once"
+        for label in sorted(reasons.keys() - self._reported):
+            self._reported.add(label)
+            text = f"failed: {reasons[label]}; failed responses get its failure_score (reported once)"
             self._view.message(f"[bold yellow]reward {escape(label)}[/] {escape(text)}")
 
     def step(
@@ -108,52 +112,54 @@ class Recorder:
         seconds: Mapping[str, float],
         samples: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Records a finished step.
+        """Record a finished step.
 
         Args:
-            step: steps finished, >= 1. metrics: ``stage/quantity`` -> number. seconds: stage -> seconds.
+            step: number of finished steps, >= 1.
+            metrics: ``stage/quantity`` -> number.
+            seconds: stage -> seconds.
             samples: rows for samples.jsonl.
         """
         if not self._enabled:
             return
         total = sum(seconds.values())
-        timed = {f"time/{stage}_seconds": spent for stage, spent in seconds.items()}
+        times = {f"time/{stage}_seconds": duration for stage, duration in seconds.items()}
         tokens = metrics.get("sample/tokens", metrics.get("data/loss_tokens", 0.0))
-        rate = {"time/step_seconds": total, "time/tokens_per_second": tokens / total}
+        times |= {"time/step_seconds": total, "time/tokens_per_second": tokens / total}
         for writer in self._writers:
-            writer.scalars(step, {**metrics, **timed, **rate})
+            writer.scalars(step, {**metrics, **times})
             writer.samples(step, samples)
         self._view.step(metrics, seconds)
 
     def finish(self) -> None:
-        """Draws the curves and says where everything is."""
+        """Plot the curves and print the paths of the results."""
         if not self._enabled:
             return
         plot([self.folder.path], self.folder.curves)
-        judged = [line for line in read_jsonl(self.folder.metrics) if _verdict(line)]
+        validations = [text for line in read_metrics(self.folder.metrics) if (text := _validation_text(line))]
         lines = [f"run folder   {self.folder.path}"]
-        if judged:
-            lines.append(f"validation   start {_verdict(judged[0])}")
-            lines.append(f"             end   {_verdict(judged[-1])}")
+        if validations:
+            lines.append(f"validation   start {validations[0]}")
+            lines.append(f"             end   {validations[-1]}")
         lines.append(f"curves       {self.folder.curves}")
         if self._settings.tensorboard:
             lines.append(f"TensorBoard  tensorboard --logdir {self.folder.path}")
         self._view.message("\n".join(lines))
 
 
-JUDGED = ("accuracy", "calibration_error", "length_correlation")
-"""What a validation on fixed answers is summed up by, as far as it is known."""
+VALIDATION_METRICS = ("accuracy", "calibration_error", "length_correlation")
+"""Metrics that summarize a validation on held-out data, if the run has them."""
 
 
-def _verdict(metrics: Mapping[str, float | None]) -> str:
-    """Returns a validation as a sentence shows it: the score with its interval, or the loss; "" if none."""
+def _validation_text(metrics: Mapping[str, float | None]) -> str:
+    """Return a validation as text: the score with its interval, or the loss; "" if there is none."""
     if (score := metrics.get("eval/score")) is not None:
         low, high = (metrics[f"eval/score_{end}"] for end in ("low", "high"))
         return (
             f"{score:.3f}  (95% interval {low:.3f} to {high:.3f}, {metrics['eval/num_prompts']:.0f} prompts)"
         )
     if (loss := metrics.get("eval/loss")) is not None:
-        known = {name: metrics.get(f"eval/{name}") for name in JUDGED}
-        more = "".join(f"{name.replace('_', ' ')} {x:.3f}, " for name, x in known.items() if x is not None)
-        return f"loss {loss:.4f}  ({more}{metrics['eval/num_examples']:.0f} examples)"
+        known = {name: metrics.get(f"eval/{name}") for name in VALIDATION_METRICS}
+        further = "".join(f"{name.replace('_', ' ')} {x:.3f}, " for name, x in known.items() if x is not None)
+        return f"loss {loss:.4f}  ({further}{metrics['eval/num_examples']:.0f} examples)"
     return ""

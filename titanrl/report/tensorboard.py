@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, a layout that puts related ones together, samples as text, settings as hparams."""
+"""TensorBoard writer: scalars with a layout, samples as text, settings as hparams."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any
 import tomli
 
 from titanrl.report.alerts import Alert
-from titanrl.report.panels import GROUPS
+from titanrl.report.panels import SECTIONS
 from titanrl.report.record import flattened
 
 __all__ = ["TensorBoard", "layout"]
 
 RESULTS = ("eval/score", "eval/loss", "eval/accuracy", "reward/mean")
-"""What the hparams view compares runs by, as far as a run has it."""
+"""Metrics by which the hparams view compares runs, if a run has them."""
 NUM_SAMPLES = 3
-"""Answers of a step that are shown as text."""
+"""Number of samples per step that are written as text."""
 
 
 class TensorBoard:
-    """Event files.
+    """Writer of event files.
 
     Args:
-        folder: of the files. text: the resolved experiment file. first_step: later ones are dropped.
+        folder: folder of the files.
+        text: the resolved experiment file.
+        first_step: earlier events of this step and later are dropped.
     """
 
     def __init__(self, folder: Path, text: str, first_step: int = 0) -> None:
@@ -53,7 +55,7 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         results = {f"result/{name}": self._last[name] for name in RESULTS if name in self._last}
-        # add_hparams would open a folder of its own, which shows as one more run.
+        # add_hparams would create a separate folder, which TensorBoard shows as another run.
         for summary in hparams(flattened(self._table), results):  # type: ignore[no-untyped-call]
             self._board.file_writer.add_summary(summary)
         for name, value in results.items():
@@ -62,19 +64,19 @@ class TensorBoard:
 
 
 def layout() -> dict[str, dict[str, list[Any]]]:
-    """Returns TensorBoard's custom scalars: the sections and figures of a run's page."""
-    found: dict[str, dict[str, list[Any]]] = {}
-    for section, panels in GROUPS.items():
-        found[section] = {panel.title: ["Multiline", list(panel.keys)] for panel in panels}
+    """Return the layout of custom scalars: the sections and panels of a run's page."""
+    charts: dict[str, dict[str, list[Any]]] = {}
+    for section, panels in SECTIONS.items():
+        charts[section] = {panel.title: ["Multiline", list(panel.keys)] for panel in panels}
     score = ["eval/score", "eval/score_low", "eval/score_high"]
-    found["Results"]["held-out score, with its 95% interval"] = ["Margin", score]
-    found["Results"]["rewards"] = ["Multiline", ["^reward/(?!.*(failures|std)$).*"]]
-    found["Time"] = {"seconds of a step": ["Multiline", ["^time/.*_seconds$"]]}
-    return found
+    charts["Results"]["held-out score with 95% interval"] = ["Margin", score]
+    charts["Results"]["rewards"] = ["Multiline", ["^reward/(?!.*(failures|std)$).*"]]
+    charts["Time"] = {"seconds per step": ["Multiline", ["^time/.*_seconds$"]]}
+    return charts
 
 
 def _markdown(row: Mapping[str, Any]) -> str:
     quoted = "\n".join(f"    {line}" for line in str(row["response"]).splitlines() or [""])
-    known = [f"reward {row['reward']:.3f}"] if "reward" in row else []
-    known += [row["finish_reason"]] if "finish_reason" in row else []
-    return f"**{row['prompt']}**\n\n{quoted}\n\n{', '.join(known)}"
+    facts = [f"reward {row['reward']:.3f}"] if "reward" in row else []
+    facts += [row["finish_reason"]] if "finish_reason" in row else []
+    return f"**{row['prompt']}**\n\n{quoted}\n\n{', '.join(facts)}"

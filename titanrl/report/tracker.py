@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases, and trackio, which has the same calls."""
+"""Experiment trackers: Weights & Biases, and trackio, which has the same interface."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ __all__ = ["Tracker"]
 
 
 class Tracker:
-    """A run of a tracker; a resumed run goes on under its old name.
+    """Writer to a tracker; a resumed run continues under its old name.
 
-    Steps that a resumed run makes again stay as they were first told: trackers only append.
+    For steps that a resumed run repeats, the tracker keeps the values logged first, because it only appends.
 
     Args:
-        name: of the package. folder: of the run. project: of the tracker. table: the resolved file.
+        name: name of the package.
+        folder: folder of the run.
+        project: project of the tracker.
+        table: the resolved experiment file.
     """
 
     def __init__(self, name: str, folder: Path, project: str, table: Mapping[str, Any]) -> None:
         self._package: Any = importlib.import_module(name)
-        known = folder / f"{name}.id"
-        if not known.exists():
-            known.write_text(uuid.uuid4().hex[:12])
-        # A folder's name may have been used before, for a run that was removed since.
-        mark = known.read_text()
-        own = {"id": mark, "name": folder.name, "dir": str(folder)} if name == "wandb" else {
-            "name": f"{folder.name}-{mark}"
-        }  # fmt: skip
-        self._package.init(project=project, config=dict(table), resume="allow", **own)
+        id_file = folder / f"{name}.id"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:12])
+        # The folder's name alone is not unique: an earlier run of this name may have been removed.
+        run_id = id_file.read_text()
+        if name == "wandb":
+            identity = {"id": run_id, "name": folder.name, "dir": str(folder)}
+        else:
+            identity = {"name": f"{folder.name}-{run_id}"}
+        self._package.init(project=project, config=dict(table), resume="allow", **identity)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         self._package.log(dict(metrics), step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps the samples out: they are in samples.jsonl, and may hold what shall not leave the machine."""
+        """Ignore samples: they are in samples.jsonl, and may hold data that must not leave the machine."""
 
     def alert(self, step: int, alert: Alert) -> None:
         self._package.log({f"alerts/{alert.name}": alert.value}, step=step)

@@ -1,4 +1,4 @@
-"""Where a step's numbers, samples and alerts go. Rank 0 only."""
+"""Writers of metrics, samples and alerts. Rank 0 only."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ __all__ = ["Files", "Writer", "open_writers"]
 
 
 class Writer(Protocol):
-    """One place to which a run's numbers go; open from its making until `close`."""
+    """A destination of a run's metrics; open from construction until `close`."""
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes ``stage/quantity`` numbers of one step."""
+        """Write the ``stage/quantity`` numbers of one step."""
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes a few answers of one step."""
+        """Write samples of one step."""
 
     def alert(self, step: int, alert: Alert) -> None:
-        """Takes an alert that a step raised."""
+        """Write an alert of one step."""
 
     def close(self) -> None: ...
 
 
 def open_writers(folder: RunFolder, settings: Report, *, first_step: int = 0) -> list[Writer]:
-    """Returns every writer that ``settings`` name, the run folder's own files first.
+    """Return the writers that ``settings`` select, the run folder's own files first.
 
     Args:
-        first_step: of this process; what an interrupted run wrote from there on is replaced.
+        folder: folder of the run.
+        settings: the [report] table.
+        first_step: first step of this process; earlier output of this step and later is replaced.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the Prometheus port is in use.
     """
     writers: list[Writer] = [Files(folder, first_step)]
     text = folder.config.read_text("utf-8")
@@ -59,7 +61,7 @@ def open_writers(folder: RunFolder, settings: Report, *, first_step: int = 0) ->
 
 
 class Files:
-    """metrics.jsonl, samples.jsonl and alerts.jsonl of a run folder."""
+    """Writer of metrics.jsonl, samples.jsonl and alerts.jsonl in a run folder."""
 
     def __init__(self, folder: RunFolder, first_step: int = 0) -> None:
         paths = (folder.metrics, folder.samples, folder.alerts)

@@ -56,11 +56,11 @@ class RFTFolder:
         if not self.path.exists() or not any(self.path.iterdir()):
             return 0
         if not self.config.is_file():
-            raise ConfigError(f"--to must name a new folder, got '{self.path}', which holds other files.")
+            raise ConfigError(f"--output must name a new folder, got '{self.path}', which holds other files.")
         # Read as of today: what was begun before some key was there has that key's default.
         if keys := difference(to_table(load(self.config)), self._resolved):
             raise ConfigError(
-                f"--to names '{self.path}', begun with other values of {keys}; name a new folder, or give "
+                f"--output names '{self.path}', begun with other values of {keys}; name a new folder, or give "
                 "the same experiment to carry on."
             )
         return sum(1 for _ in read_jsonl(self.prompts)) if self.prompts.is_file() else 0

@@ -16,7 +16,7 @@ from titanrl.data.collate import collate_examples
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.ops.prefix import loss_lengths
-from titanrl.report.progress import counting
+from titanrl.report.progress import progress_bar
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -62,7 +62,9 @@ class ReferenceCache:
         """
         role, rank, degree = engine.frozen["reference"], engine.dp_rank, engine.dp_degree
         found: dict[bytes, torch.Tensor] = {}
-        shown = counting("rows scored by the reference", self.num_rows, enabled=engine.rank == 0, live=live)
+        shown = progress_bar(
+            "rows scored by the reference", self.num_rows, enabled=engine.rank == 0, live=live
+        )
         with shown as advance:
             for batch in _batches(self.feeds):
                 rows = collectives.shard_batch(batch, rank, degree)

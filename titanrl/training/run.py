@@ -107,7 +107,7 @@ def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Pat
             steps=steps,
             done=done,
             enabled=session.is_main,
-            watch=_monitor(experiment),
+            monitor=_monitor(experiment),
         )
         with recorder:
             loop.sync(session, done)

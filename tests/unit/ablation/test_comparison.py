@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.ablation.conftest import Ablation, Finish
 from titanrl.ablation import summary
-from titanrl.ablation.comparison import Measurement, compare, measure, verdicts
+from titanrl.ablation.comparison import Measurement, compare, evaluate_expectations, measure
 from titanrl.ablation.curves import check_metric, read_curves
 from titanrl.ablation.files import read_results, results_csv, write_files
 from titanrl.ablation.plan import plan
@@ -37,8 +37,8 @@ def test_curves_count_resampled_tokens_and_exclude_validation(tmp_path: Path) ->
     lines = [line(1, 0.5), line(2, None, **{"sample/resample_attempts": 2.0}), line(3, 0.9)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     curves = read_curves(tmp_path, ["reward/mean"])
-    assert curves.spent["tokens"] == [10.0, 40.0, 50.0]
-    assert curves.spent["seconds"] == [2.0, 4.0, 6.0]
+    assert curves.cost["tokens"] == [10.0, 40.0, 50.0]
+    assert curves.cost["seconds"] == [2.0, 4.0, 6.0]
     assert curves.points("reward/mean", "tokens") == [(10.0, 0.5), (50.0, 0.9)]
     assert curves.at("reward/mean", "steps", 2) == 0.5
     assert curves.at("reward/mean", "tokens", 49.9) == 0.5
@@ -95,7 +95,7 @@ def test_p_is_corrected_within_a_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "direction", "outcome"),
+    ("values", "direction", "result"),
     [
         ([1.0, 2.0, 3.0], "higher", "as expected"),
         ([1.0, 2.0, 3.0], "lower", "the opposite"),
@@ -106,23 +106,23 @@ def test_p_is_corrected_within_a_metric() -> None:
         ([1.0, 2.0, 3.0], "same", "the opposite"),
     ],
 )
-def test_outcomes(values: list[float], direction: str, outcome: str) -> None:
+def test_outcomes(values: list[float], direction: str, result: str) -> None:
     margin = 0.5 if direction == "same" else 0.0
     expectation = Expectation(variant="b", direction=direction, margin=margin)  # type: ignore[arg-type]
     settings = Settings(base="x", metric="reward/mean", expect=(expectation,))
     table = compare(at({"a": [0.0] * 3, "b": values}), ["a", "b"])
-    assert verdicts(settings, table)[0].outcome == outcome
-    assert verdicts(settings, table[:1])[0].outcome == "not measured"
+    assert evaluate_expectations(settings, table)[0].result == result
+    assert evaluate_expectations(settings, table[:1])[0].result == "not measured"
 
 
 def test_more_than_eight_seeds_are_reported_as_minimum_median_and_maximum() -> None:
     def last_column(count: int) -> tuple[str, str]:
         rows = compare(at({"a": [float(seed**2) for seed in range(count)]}), ["a"])
-        (table,) = summary.results(rows, "a", count)
+        (table,) = summary.result_tables(rows, "a", count)
         return table.head[-1], table.rows[0][-1]
 
-    assert last_column(8) == ("each seed", "0 1 4 9 16 25 36 49")
-    assert last_column(9) == ("least, median, greatest", "0 16 64")
+    assert last_column(8) == ("values by seed", "0 1 4 9 16 25 36 49")
+    assert last_column(9) == ("min, median, max", "0 16 64")
 
 
 def test_report_states_results_and_method(ablation: Ablation, finish: Finish) -> None:
@@ -138,9 +138,9 @@ def test_report_states_results_and_method(ablation: Ablation, finish: Finish) ->
         "| clip_high=0.28 higher than clip_high=0.2 | reward/mean | +0.1 | 0.1 to 0.1 | as expected |",
         "### reward/mean at 2 steps",
         "| clip_high=0.28 | 0.61 | 0.5852 to 0.6348 | +0.1 | 0.1 to 0.1 | 0.25 | 0.25 | 0.6 0.61 0.62 |",
-        "with 3 seeds the smallest it can be is 0.25",
+        "With 3 seeds, its minimum is 0.25",
         "| algorithm.loss.clip_high | 0.2 | 0.28 |",
-        "keys are equal in all variants",
+        "are equal in all variants",
         "| command | titanrl ablate study.toml |",
         "| finished | 6 of 6 runs |",
         "torch ",

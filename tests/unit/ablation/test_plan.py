@@ -81,7 +81,7 @@ def test_errors_of_the_ablation_file_are_reported_together(ablation: Ablation) -
         ('[[expect]]\nvariant = "x"\ndirection = "lower"', "expect.0.variant must be the name of a variant"),
         ('[[expect]]\nvariant = "x"\ndirection = "same"', "margin must be above 0 with direction 'same'"),
         ('metrics = ["evla/score"]', "metric must be named stage/quantity"),
-        ('metrics = ["eval/score"]', r"\[evaluation\] is missing, and a metric"),
+        ('metrics = ["eval/score"]', r"\[evaluation\] is missing, but a metric"),
         ("[budgets]\nsteps = [1, 3]", r"\[budgets\] steps must be <= \[loop\] steps = 2, got \[3\]"),
     ],
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_state_of_a_run_follows_its_folder(ablation: Ablation, finish: Finish) -
 def test_run_with_other_settings_is_refused(ablation: Ablation, finish: Finish) -> None:
     path = ablation()
     finish(plan(path).runs[0], [{"step": 2}])
-    with pytest.raises(ConfigError, match=r"other settings \(loop.steps was 2 and is 9\); remove"):
+    with pytest.raises(ConfigError, match=r"with other settings \(loop.steps was 2 and is 9\); remove"):
         plan(path, ["loop.steps=9"]).runs[0].state()
 
 

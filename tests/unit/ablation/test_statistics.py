@@ -12,8 +12,8 @@ import pytest
 from titanrl.ablation.statistics import (
     bootstrap_interval,
     holm,
-    least_p,
     mean_interval,
+    min_p,
     sign_flip_p,
     t_cdf,
     t_quantile,
@@ -92,7 +92,7 @@ def test_bootstrap_needs_pairs() -> None:
 
 
 def test_five_seeds_of_one_sign_give_the_smallest_possible_p() -> None:
-    assert sign_flip_p([0.1, 0.2, 0.3, 0.4, 0.5]) == 2 / 32 == least_p(5)
+    assert sign_flip_p([0.1, 0.2, 0.3, 0.4, 0.5]) == 2 / 32 == min_p(5)
     assert sign_flip_p([-0.1, -0.2, -0.3, -0.4, -0.5]) == 2 / 32
 
 
@@ -117,11 +117,11 @@ def test_sign_flips_are_those_of_all_signs(count: int) -> None:
 def test_sign_flips_of_twenty_pairs_are_exact() -> None:
     # 18 of one sign and 2 of the other: as far are sums of at most 2 of the lesser sign, either way.
     assert sign_flip_p([1.0] * 18 + [-1.0] * 2) == 2 * (1 + 20 + 190) / 2**20
-    assert sign_flip_p([0.1] * 20) == least_p(20) == 2 / 2**20
+    assert sign_flip_p([0.1] * 20) == min_p(20) == 2 / 2**20
 
 
 def test_sampled_sign_flips_never_give_p_zero() -> None:
-    assert sign_flip_p([1.0] * 30) == pytest.approx(least_p(30))
+    assert sign_flip_p([1.0] * 30) == pytest.approx(min_p(30))
     assert 0.3 < sign_flip_p([1.0, -1.0] * 10 + [1.0]) <= 1
 
 

@@ -77,11 +77,11 @@ def test_values_survive_as_toml_on_one_line(value: str) -> None:
 @pytest.mark.parametrize(
     ("vary", "variant", "message"),
     [
-        (None, None, "must say what varies, got neither"),
-        ({"a": [1, 2]}, [{"name": "x"}], "must say what varies, got both"),
+        (None, None, "must define the variants, got neither"),
+        ({"a": [1, 2]}, [{"name": "x"}], "must define the variants, got both"),
         ({"loop": {"steps": 3}}, None, r"\[vary\] loop.steps must be an array .* got 3"),
         ({"loop": {"steps": []}}, None, r"\[vary\] loop.steps must be an array"),
-        ({"loop": {"steps": [3]}}, None, "vary must give at least 2 variants, got 1"),
+        ({"loop": {"steps": [3]}}, None, "vary must define at least 2 variants, got 1"),
         ([1], None, "vary must be a table"),
         (None, {"name": "x"}, "variant must be an array of tables"),
         (None, [{"name": "x"}, {"loop": {}}], r"\[variant.1\] name must be a string, got None"),

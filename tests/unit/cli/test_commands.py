@@ -52,13 +52,13 @@ def test_help_keeps_the_names_of_tables() -> None:
 def test_check_reports_valid_and_invalid_files(file: Path, tmp_path: Path) -> None:
     result = titanrl("check", file)
     assert result.exit_code == 0, result.output
-    assert "lab.toml: right" in result.output
+    assert "lab.toml: OK" in result.output
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(file.read_text().replace("steps = 2", "stesp = 2"))
     result = titanrl("check", wrong, file, tmp_path / "none.toml")
     assert result.exit_code == 2
     assert "[loop] stesp is not a key, got 2; did you mean 'steps'?" in result.output
-    assert "lab.toml: right" in result.output
+    assert "lab.toml: OK" in result.output
     assert "no such file" in result.output
     assert "Traceback" not in result.output
 
@@ -73,7 +73,7 @@ ABLATION = 'base = "lab.toml"\nmetric = "reward/mean"\n[vary]\nalgorithm.loss.cl
 def test_check_reads_ablations_too(file: Path) -> None:
     study = file.with_name("study.toml")
     study.write_text(ABLATION.format(0.2))
-    assert "study.toml: right" in titanrl("check", study).output
+    assert "study.toml: OK" in titanrl("check", study).output
     study.write_text(ABLATION.format(1.2))
     result = titanrl("check", study)
     assert result.exit_code == 2
@@ -115,7 +115,7 @@ def test_check_with_nproc_validates_the_mesh(file: Path) -> None:
 def test_check_without_nproc_assumes_the_smallest_valid_mesh(file: Path) -> None:
     result = titanrl("check", file, "--set", "parallelism.tensor_parallel_degree=2")
     assert result.exit_code == 0, result.output
-    assert "the fullest of 2 ranks needs about" in result.output
+    assert "the largest of 2 ranks needs about" in result.output
     misfit = ["parallelism.data_parallel_shard_degree=4", "parallelism.expert_parallel_degree=3"]
     result = titanrl("check", file, *(f"--set={each}" for each in misfit))
     assert "expert_parallel_degree must divide the 4 ranks" in result.output
@@ -242,6 +242,28 @@ def test_train_refuses_ranks_that_do_not_divide_the_groups(file: Path) -> None:
     assert "[loop] prompts_per_step must be a multiple" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pipeline", "r1.toml"], "'titanrl pipeline' was renamed to 'titanrl recipe'."),
+        (["evaluate", "FILE", "--against", "run"], "'--against' was renamed to '--baseline'."),
+        (["model", "get", "tiny", "--to=folder"], "'--to' was renamed to '--output'."),
+        (["train", "FILE", "loop.steps=3"], "write `--set loop.steps=3` to override a key."),
+        (["check", "FILE", "--nproc", "2", "loop.steps=3"], "write `--set loop.steps=3`"),
+    ],
+)
+def test_old_spelling_names_the_new_one(file: Path, arguments: list[str], message: str) -> None:
+    result = titanrl(*(file if each == "FILE" else each for each in arguments))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_values_of_set_are_no_positional_arguments(file: Path, runs: list[tuple[Any, bool]]) -> None:
+    assert titanrl("train", "--set", "loop.steps=3", file, "--set=loop.prompts_per_step=16").exit_code == 0
+    assert runs[0][0].loop.steps == 3
+
+
 def test_options_have_no_abbreviations(file: Path) -> None:
     result = titanrl("train", file, "--resum")
     assert result.exit_code == 2
@@ -268,9 +290,9 @@ def test_shown_file_states_every_default(file: Path) -> None:
 
 def test_report_refuses_an_unsupported_file_suffix(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
-    result = titanrl("report", tmp_path, "--to", tmp_path / "page.docx")
+    result = titanrl("report", tmp_path, "--output", tmp_path / "page.docx")
     assert result.exit_code == 2
-    assert "--to must end in one of .html, .png, .svg, .pdf, got" in result.output
+    assert "--output must end in one of .html, .png, .svg, .pdf, got" in result.output
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def test_schema_is_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-SEVERAL = {"ablations", "pipelines"}
+SEVERAL = {"ablations", "recipes"}
 """Folders whose files are several experiments and none themselves."""
 
 

@@ -22,7 +22,7 @@ EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 WHOLE = sorted(
     path
     for path in EXPERIMENTS.rglob("*.toml")
-    if not {"algorithms", "compat", "ablations", "pipelines"} & set(path.relative_to(EXPERIMENTS).parts)
+    if not {"algorithms", "compat", "ablations", "recipes"} & set(path.relative_to(EXPERIMENTS).parts)
 )
 """The files that can be run; presets are parts of them."""
 

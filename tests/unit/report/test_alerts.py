@@ -18,8 +18,8 @@ LIMITS = Alerts(window=2)
 
 def raised(steps: Iterable[Mapping[str, float | None]], limits: Alerts = LIMITS) -> list[tuple[int, str]]:
     """Returns (step, alert) of a run whose steps 1, 2, ... report these metrics."""
-    watch = AlertMonitor(limits)
-    return [(step, alert.name) for step, each in enumerate(steps, 1) for alert in watch.see(step, each)]
+    monitor = AlertMonitor(limits)
+    return [(step, alert.name) for step, each in enumerate(steps, 1) for alert in monitor.update(step, each)]
 
 
 def trace(metric: str, *values: float | None) -> list[dict[str, float | None]]:
@@ -95,12 +95,12 @@ def test_reward_hacking_is_a_rising_reward_with_a_flat_held_out_score():
 
 def test_reward_hacking_is_measured_from_the_best_held_out_score():
     assert raised(judged((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
-    watch = AlertMonitor(LIMITS)
-    watch.see(0, {"eval/score": 0.4})
+    monitor = AlertMonitor(LIMITS)
+    monitor.update(0, {"eval/score": 0.4})
     steps = judged(RISING, {6: 0.4})
-    assert [[alert.name for alert in watch.see(step, each)] for step, each in enumerate(steps, 1)][-1] == [
-        "reward_hacking"
-    ]
+    assert [[alert.name for alert in monitor.update(step, each)] for step, each in enumerate(steps, 1)][
+        -1
+    ] == ["reward_hacking"]
 
 
 def test_resumed_run_raises_the_alerts_of_the_uninterrupted_run():
@@ -109,15 +109,15 @@ def test_resumed_run_raises_the_alerts_of_the_uninterrupted_run():
         for each, kl in zip(judged(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
     ]
     whole = AlertMonitor(LIMITS)
-    found = [whole.see(step, each) for step, each in enumerate(steps)]
+    found = [whole.update(step, each) for step, each in enumerate(steps)]
     for stop in range(len(steps)):
         resumed = AlertMonitor(LIMITS)
-        assert [resumed.see(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
+        assert [resumed.update(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
 
 
 def test_alert_reports_the_value_and_its_limit():
-    watch = AlertMonitor(Alerts(window=1, kl=2.0))
-    (alert,) = watch.see(7, {"kl/value": 3.25})
+    monitor = AlertMonitor(Alerts(window=1, kl=2.0))
+    (alert,) = monitor.update(7, {"kl/value": 3.25})
     assert (alert.value, alert.limit) == (3.25, 2.0)
     assert alert.message.startswith("kl/value is 3.25, above 2: ")
 

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from titanrl.errors import ConfigError
-from titanrl.report.curves import plot
+from titanrl.report.curves import PANELS, plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.jsonl import BLOCK, JsonLines, last_line, read_jsonl
+from titanrl.report.metrics import read_metrics
 
 
 def test_resumed_file_drops_repeated_steps_and_an_incomplete_line(tmp_path):
@@ -85,7 +86,39 @@ def test_curves_overlay_runs_and_refuse_a_folder_without_metrics(tmp_path):
         for step in range(1, 4):
             lines.write({"step": step, "reward/mean": step / 4, "loss/entropy": None})
         lines.close()
-    picture = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "out" / "curves.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    figure = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "out" / "curves.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl"):
         plot([tmp_path], tmp_path / "x.png")
+
+
+def test_curves_have_no_panel_without_values(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def titles(recorded):
+        lines = JsonLines(tmp_path / "metrics.jsonl", first_step=0)
+        lines.write({"step": 1, "loss/entropy": None} | dict.fromkeys(recorded, 0.5))
+        lines.close()
+        saved = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, *_: saved.append(figure))
+        plot([tmp_path], tmp_path / "curves.png")
+        return [axis.get_title(loc="left") for axis in saved[0].axes if axis.get_visible()]
+
+    assert titles([]) == []
+    assert titles(["update/grad_norm"]) == ["gradient norm"]
+    four = ["reward/mean", "loss/total", "kl/value", "update/grad_norm", "loss/margin"]
+    assert titles(four) == ["training reward", "margin", "KL to the reference policy, nats", "gradient norm"]
+    keys = [key for key, _ in PANELS if key != "eval/score"]
+    assert len(titles(keys)) == 6
+
+
+def test_metrics_of_earlier_names_have_their_current_names(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 1, "sample/logprob_gap": 0.1, "eval/majority_of_8": 0.5, "reward/mean": 1.0}\n'
+        '{"step": 2, "sample/logprob_diff": 0.2, "eval/maj_at_8": 0.6}\n'
+    )
+    assert list(read_metrics(path)) == [
+        {"step": 1, "sample/logprob_diff": 0.1, "eval/maj_at_8": 0.5, "reward/mean": 1.0},
+        {"step": 2, "sample/logprob_diff": 0.2, "eval/maj_at_8": 0.6},
+    ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from titanrl.report.progress import counting
+from titanrl.report.progress import progress_bar
 
 
 def counted(console: Console, **keys: bool) -> str:
-    with counting("rows scored", 40, console=console, **keys) as advance:
+    with progress_bar("rows scored", 40, console=console, **keys) as advance:
         for count in (3, 1, 16, 19, 1):
             advance(count)
     return console.export_text()

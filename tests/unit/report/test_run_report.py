@@ -20,7 +20,7 @@ from titanrl.report.dataflow_plot import dataflow_plot
 from titanrl.report.figures import Line, curves
 from titanrl.report.html import number, script_json
 from titanrl.report.jsonl import JsonLines
-from titanrl.report.panels import groups, other_panels
+from titanrl.report.panels import other_panels, sections
 from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
@@ -163,7 +163,7 @@ def test_curve_that_stays_at_zero_is_above_the_axis() -> None:
 
 def test_each_metric_is_in_one_panel(tmp_path: Path) -> None:
     run = RunRecord.read(a_run(tmp_path / "a"))
-    placed = [key for panels in groups([run]).values() for panel in panels for key in panel.keys]
+    placed = [key for panels in sections([run]).values() for panel in panels for key in panel.keys]
     others = [key for panel in other_panels([run]) for key in panel.keys]
     assert len(placed) == len(set(placed))
     assert {"reward/repetition", "reward/short", "eval/score"} <= set(placed)
@@ -210,7 +210,7 @@ def test_browser_renders_the_report_without_errors(tmp_path: Path, width: int) -
       addEventListener("unhandledrejection", (event) => faults.push(String(event.reason)));
       const wait = () => {
         const all = document.querySelectorAll(".figure:not(details *)");
-        const drawn = [...all].filter((each) => each.dataset.drawn && each.offsetHeight > 100);
+        const drawn = [...all].filter((each) => each.dataset.rendered && each.offsetHeight > 100);
         if (drawn.length < all.length && !faults.length) return setTimeout(wait, 100);
         const set = (name, value) => {
           const form = document.querySelector("form.filters");
@@ -225,7 +225,7 @@ def test_browser_renders_the_report_without_errors(tmp_path: Path, width: int) -
         document.body.dataset.probe = JSON.stringify({
           faults, begun, figures: all.length, drawn: drawn.length,
           spill: document.body.scrollWidth - innerWidth,
-          articles: [set("first", 2), set("run", "a"), set("low", 0.6), set("ending", "stop")],
+          articles: [set("first", 2), set("run", "a"), set("low", 0.6), set("finish_reason", "stop")],
           named: [before, named()],
           coloured: document.querySelectorAll(".samples pre span[style]").length,
           hidden: lines.filter((each) => each.name === "b").map((each) => each.visible),

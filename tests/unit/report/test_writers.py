@@ -171,7 +171,7 @@ def test_prometheus_exports_the_metrics_of_the_last_step(folder: RunFolder, port
         assert 'titanrl_reward_mean{run="run"} 0.5\n' in text
         assert 'titanrl_sample_response_tokens_p95{run="run"} 9.0\n' in text
         assert 'titanrl_step{run="run"} 2.0\n' in text
-        with pytest.raises(ConfigError, match=r"\[report\] prometheus_port cannot be listened on"):
+        with pytest.raises(ConfigError, match=r"\[report\] prometheus_port must be a free port"):
             open_writers(folder, settings)
     finally:
         for writer in writers:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tools.bench import bench as app
-from tools.benchmark_results import Ratio, dumps, loads, measured, merged, page, regressed
+from tools.benchmark_results import Ratio, dumps, has_regressed, loads, merge, page, parse_results
 from tools.ratios_plot import figure, plot
 
 ROOT = Path(__file__).parents[3]
@@ -27,14 +27,18 @@ def results(ratio: Any, seconds: dict[str, list[float]] | None = None, test: str
 
 
 def test_ratio_has_the_quotient_of_opposite_quartiles_as_its_spread() -> None:
-    (found,) = measured(results(8.0, {"ours": [1.0, 1.0, 1.0, 1.0, 3.0], "trl": [7.0, 8.0, 8.0, 8.0, 9.0]}))
+    (found,) = parse_results(
+        results(8.0, {"ours": [1.0, 1.0, 1.0, 1.0, 3.0], "trl": [7.0, 8.0, 8.0, 8.0, 9.0]})
+    )
     assert found == Ratio(
         test=TEST, peer="trl", ratio=8.0, low=3.75, high=8.5, dtype="float32", threads=1, torch="2.13"
     )  # quartiles: ours 1 and 2, theirs 7.5 and 8.5
 
 
 def test_each_peer_has_its_own_ratio() -> None:
-    found = measured(results({"naive": 2.0, "liger": 3.0}, {"ours": [1.0], "naive": [2.0], "liger": [3.0]}))
+    found = parse_results(
+        results({"naive": 2.0, "liger": 3.0}, {"ours": [1.0], "naive": [2.0], "liger": [3.0]})
+    )
     assert [(each.peer, each.ratio, each.low) for each in found] == [
         ("liger", 3.0, None),
         ("naive", 2.0, None),
@@ -43,7 +47,7 @@ def test_each_peer_has_its_own_ratio() -> None:
 
 def test_stage_times_are_reported_and_stored(tmp_path: Path) -> None:
     stages = {"ours": {"sample": 3.0, "update": 5.0}, "trl": {"sample": 8.0, "update": 12.0}}
-    (found,) = loads(dumps(measured(results(2.5, stages=stages))))
+    (found,) = loads(dumps(parse_results(results(2.5, stages=stages))))
     assert found.stages == {"ours": {"sample": 0.375, "update": 0.625}, "trl": {"sample": 1.0, "update": 1.5}}
     (tmp_path / "test_bench_startup.py").write_text('"""Start-up."""\n')
     text = page([found], tmp_path)
@@ -59,12 +63,12 @@ def test_regression_exceeds_the_tolerance_and_the_spread(
     ratio: float, high: float | None, is_worse: bool
 ) -> None:
     stored = Ratio(test=TEST, peer="trl", ratio=10.0)
-    assert regressed(replace(stored, ratio=ratio, low=ratio, high=high), stored) == is_worse
+    assert has_regressed(replace(stored, ratio=ratio, low=ratio, high=high), stored) == is_worse
 
 
 def test_new_ratios_replace_those_of_the_same_test() -> None:
     old = [Ratio(test=test, peer=peer, ratio=1) for test, peer in (("a", "x"), ("a", "y"), ("b", "x"))]
-    assert [(each.test, each.ratio) for each in merged(old, [Ratio(test="a", peer="x", ratio=2)])] == [
+    assert [(each.test, each.ratio) for each in merge(old, [Ratio(test="a", peer="x", ratio=2)])] == [
         ("a", 2), ("b", 1),
     ]  # fmt: skip
 
@@ -89,7 +93,7 @@ def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
     file.write_text(results(5.0))
     worse = bench()
     assert worse.exit_code == 1
-    assert "slower than stored" in worse.output
+    assert "below the stored ratio" in worse.output
     drawn = next(line for line in worse.output.splitlines() if "command[show]" in line)
     assert drawn.index("│") < drawn.index("●")
 

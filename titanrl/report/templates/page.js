@@ -2,24 +2,24 @@
 {
   const hidden = new Set();
   const apply = (root) => {
-    // A document's roots are figures and the library's own place for notices.
+    // The roots of a document are figures and the library's own element for notices.
     for (const line of root.renderers ?? []) if (line.name) line.visible = !hidden.has(line.name);
   };
-  const draw = async (place) => {
-    const item = JSON.parse(place.querySelector("script").textContent);
-    place.id = item.target_id = `figure-${item.root_id}-${Math.random().toString(36).slice(2)}`;
-    place.replaceChildren();
+  const render = async (element) => {
+    const item = JSON.parse(element.querySelector("script").textContent);
+    element.id = item.target_id = `figure-${item.root_id}-${Math.random().toString(36).slice(2)}`;
+    element.replaceChildren();
     const views = await Bokeh.embed.embed_item(item);
     for (const view of views) apply(view.model);
-    place.dataset.drawn = "yes";
+    element.dataset.rendered = "yes";
   };
-  const watch = new IntersectionObserver((seen) => {
-    for (const each of seen) if (each.isIntersecting) { watch.unobserve(each.target); draw(each.target); }
+  const observer = new IntersectionObserver((entries) => {
+    for (const each of entries) if (each.isIntersecting) { observer.unobserve(each.target); render(each.target); }
   }, { rootMargin: "600px" });
-  for (const place of document.querySelectorAll(".figure")) {
-    // Those in view are drawn before the page counts as loaded: whoever prints or captures it then has them.
-    const { top, height } = place.getBoundingClientRect();
-    height && top < innerHeight ? draw(place) : watch.observe(place);
+  for (const element of document.querySelectorAll(".figure")) {
+    // Visible figures are rendered before the load event, so that prints and screenshots include them.
+    const { top, height } = element.getBoundingClientRect();
+    height && top < innerHeight ? render(element) : observer.observe(element);
   }
 
   document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {

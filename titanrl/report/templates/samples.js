@@ -1,83 +1,83 @@
 "use strict";
-for (const place of document.querySelectorAll(".samples")) {
+for (const browser of document.querySelectorAll(".samples")) {
   const PAGE = 20;
-  const samples = JSON.parse(place.querySelector("script").textContent);
-  const form = place.querySelector("form"), list = place.querySelector(".rows");
-  const more = place.querySelector(".more"), scale = place.querySelector(".scale");
-  let found = [], shown = 0;
+  const samples = JSON.parse(browser.querySelector("script").textContent);
+  const form = browser.querySelector("form"), list = browser.querySelector(".rows");
+  const more = browser.querySelector(".more"), scale = browser.querySelector(".scale");
+  let matches = [], numShown = 0;
 
-  const make = (tag, name, text) => {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    if (text !== undefined) made.textContent = text;
-    return made;
+  const create = (tag, name, text) => {
+    const element = document.createElement(tag);
+    if (name) element.className = name;
+    if (text !== undefined) element.textContent = text;
+    return element;
   };
   const value = (name) => form.elements[name]?.value ?? "";
   const within = (number, low, high) =>
     (low === "" || number >= Number(low)) && (high === "" || number <= Number(high));
   const format = (number) => typeof number === "number" ? String(Number(number.toPrecision(4))) : number;
   const fact = (name, each) => {
-    const whole = make("span", "fact", `${name} `);
-    whole.append(make("b", "", format(each)));
-    return whole;
+    const element = create("span", "fact", `${name} `);
+    element.append(create("b", "", format(each)));
+    return element;
   };
 
-  const strongest = (key) => {
-    const sizes = found.flatMap((row) => row.per_token?.[key] ?? []).filter(Number.isFinite).map(Math.abs);
+  const saturation = (key) => {
+    const sizes = matches.flatMap((row) => row.per_token?.[key] ?? []).filter(Number.isFinite).map(Math.abs);
     sizes.sort((a, b) => a - b);
     return sizes[Math.floor(0.98 * (sizes.length - 1))] || 1;
   };
-  const coloured = (row, key, top) => {
-    const answer = make("pre");
+  const coloured = (row, key, limit) => {
+    const response = create("pre");
     row.per_token.text.forEach((text, i) => {
-      const span = make("span", "", text), number = row.per_token[key][i];
+      const span = create("span", "", text), number = row.per_token[key][i];
       if (Number.isFinite(number)) {
-        const part = Math.min(Math.abs(number) / top, 1) * 0.75;
-        span.style.background = `rgba(${number < 0 ? "0,114,178" : "230,130,0"},${part.toFixed(3)})`;
-        const kept = Object.keys(row.per_token).filter((name) => name !== "text");
-        span.title = kept.map((name) => `${name} ${format(row.per_token[name][i])}`).join("\n");
+        const opacity = Math.min(Math.abs(number) / limit, 1) * 0.75;
+        span.style.background = `rgba(${number < 0 ? "0,114,178" : "230,130,0"},${opacity.toFixed(3)})`;
+        const keys = Object.keys(row.per_token).filter((name) => name !== "text");
+        span.title = keys.map((name) => `${name} ${format(row.per_token[name][i])}`).join("\n");
       }
-      answer.append(span);
+      response.append(span);
     });
-    return answer;
+    return response;
   };
   const show = () => {
-    const key = value("colour"), top = key && strongest(key);
-    for (const row of found.slice(shown, shown + PAGE)) {
-      const card = make("article"), facts = make("p", "facts");
-      const hide = new Set(["prompt", "response", "answer", "rewards", "per_token"]);
-      if (!form.elements.run || value("run")) hide.add("run"); // Then all are of one run.
+    const key = value("colour"), limit = key && saturation(key);
+    for (const row of matches.slice(numShown, numShown + PAGE)) {
+      const card = create("article"), facts = create("p", "facts");
+      const hidden = new Set(["prompt", "response", "answer", "rewards", "per_token"]);
+      if (!form.elements.run || value("run")) hidden.add("run"); // All rows are of the same run.
       for (const [name, each] of Object.entries(row)) {
-        if (hide.has(name) || each === null) continue;
+        if (hidden.has(name) || each === null) continue;
         facts.append(fact(name.replaceAll("_", " "), each), " ");
       }
       for (const [name, each] of Object.entries(row.rewards ?? {})) {
         facts.append(fact(name, each), " ");
       }
-      card.append(facts, make("pre", "prompt", row.prompt));
-      card.append(key && row.per_token?.[key] ? coloured(row, key, top) : make("pre", "", row.response));
+      card.append(facts, create("pre", "prompt", row.prompt));
+      card.append(key && row.per_token?.[key] ? coloured(row, key, limit) : create("pre", "", row.response));
       if (row.answer) {
-        const fold = make("details");
-        fold.append(make("summary", "", "reference answer"), make("pre", "", row.answer));
+        const fold = create("details");
+        fold.append(create("summary", "", "reference answer"), create("pre", "", row.answer));
         card.append(fold);
       }
       list.append(card);
     }
-    shown = Math.min(shown + PAGE, found.length);
-    more.hidden = shown >= found.length;
-    place.querySelector(".count").textContent = `${found.length} samples fit, ${shown} are shown.`;
-    if (scale) { scale.hidden = !key; if (key) scale.querySelector("output").textContent = format(top); }
+    numShown = Math.min(numShown + PAGE, matches.length);
+    more.hidden = numShown >= matches.length;
+    browser.querySelector(".count").textContent = `${matches.length} matching samples, ${numShown} shown.`;
+    if (scale) { scale.hidden = !key; if (key) scale.querySelector("output").textContent = format(limit); }
   };
   const filter = () => {
-    const text = value("text").toLowerCase(), ending = value("ending"), order = value("order");
-    found = samples.filter((row) => (value("run") === "" || row.run === value("run"))
+    const text = value("text").toLowerCase(), finishReason = value("finish_reason"), order = value("order");
+    matches = samples.filter((row) => (value("run") === "" || row.run === value("run"))
       && within(row.step, value("first"), value("last")) && within(row.reward, value("low"), value("high"))
-      && (ending === "" || row.finish_reason === ending)
+      && (finishReason === "" || row.finish_reason === finishReason)
       && (text === "" || `${row.prompt}\n${row.response}`.toLowerCase().includes(text)));
     const key = order.replace("-", ""), sign = order.startsWith("-") ? -1 : 1;
-    found.sort((a, b) => sign * ((a[key] ?? 0) - (b[key] ?? 0)));
+    matches.sort((a, b) => sign * ((a[key] ?? 0) - (b[key] ?? 0)));
     list.replaceChildren();
-    shown = 0;
+    numShown = 0;
     show();
   };
   form.addEventListener("input", filter);

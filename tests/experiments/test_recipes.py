@@ -1,4 +1,4 @@
-"""Every pipeline that ships, whole, on the tiny model: one step a stage, so that its files stay together."""
+"""Every recipe that ships, whole, on the tiny model: one step a stage, so that its files stay together."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from titanrl.models import tiny
-from titanrl.recipes.checks import check_pipeline
+from titanrl.recipes.checks import check_recipe
 from titanrl.recipes.run import run_recipe
-from titanrl.recipes.settings import load_pipeline
+from titanrl.recipes.settings import load_recipe
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "pipelines"
+FOLDER = Path(__file__).parents[2] / "experiments" / "recipes"
 # Tiny answers are never right, so letters that don't repeat are rewarded.
 REWARD = "reward=[{name='repetition', n=1, label='reasoning_gym'}]"
 ANSWERING = (
@@ -29,7 +29,7 @@ SAMPLING = (
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 def test_shipped_recipe_runs_every_stage(name, tmp_path):
     path, model = FOLDER / f"{name}.toml", tiny.create(tmp_path / "model", scale=0.3)
-    plain = load_pipeline(path, tmp_path)
+    plain = load_recipe(path, tmp_path)
     assert plain.evaluate is not None
     overrides = [f"evaluate.{each}" for each in (*ANSWERING, REWARD)]
     for stage in plain.stage:
@@ -41,9 +41,9 @@ def test_shipped_recipe_runs_every_stage(name, tmp_path):
         if experiment.model.path == "models/smollm2-135m":
             own.append(f"model.path='{model}'")
         overrides += [f"{stage.name}.{each}" for each in own]
-    pipeline = load_pipeline(path, tmp_path / "out", overrides)
-    check_pipeline(pipeline, tmp_path / "out", 1)
-    results = run_recipe(pipeline, tmp_path / "out")
+    recipe = load_recipe(path, tmp_path / "out", overrides)
+    check_recipe(recipe, tmp_path / "out", 1)
+    results = run_recipe(recipe, tmp_path / "out")
     assert [each.name for each in results] == ["start", *(stage.name for stage in plain.stage)]
     assert results[-1].scores is not None
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())) == len(results)
