@@ -150,8 +150,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         for kind, objective in objectives.items():
             metrics: Sums = trainees[kind].update(rows, objective, (BETA, ETA))
             steps[f"{kind} beside {step}" if kind else step] = {
-                "metrics": metrics, "gradients": gradients.before, "clipped": gradients.after
-            }  # fmt: skip
+                "metrics": metrics,
+                "gradients": gradients.before,
+                "clipped": gradients.after,
+            }
     weights = dict(engine.weights())
     ends = {
         name: whole(parameter)

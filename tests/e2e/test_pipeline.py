@@ -77,11 +77,14 @@ def test_stages_use_earlier_outputs_and_end_in_a_table_and_a_plot(pipeline, caps
     results = start(pipeline)
     out = pipeline.parent / "out"
     assert [(each.name, each.scores is not None) for each in results] == [
-        ("start", True), ("rl", True), ("best", False), ("tuned", True),
-    ]  # fmt: skip
+        ("start", True),
+        ("rl", True),
+        ("best", False),
+        ("tuned", True),
+    ]
     assert f"{out}/best/data/answers.jsonl" in (out / "tuned" / "run" / "experiment.toml").read_text()
     assert f"{out}/rl/model" in (out / "best" / "data" / "experiment.toml").read_text()
-    # The score of a stage is that of its exported model, as the run itself judged it at its end.
+    # The score of a stage is that of its exported model, as the run itself evaluated it at its end.
     assert results[1].scores["score"]["mean"] == pytest.approx(lines(out / "rl" / "run")[-1]["eval/score"])
     assert results[2].remark.startswith("7 rows of 21 answers to 7 prompts")
     summary = json.loads((out / "summary.json").read_text())
@@ -114,10 +117,15 @@ def test_failed_stage_is_resumed_and_finished_ones_are_skipped(pipeline, monkeyp
     results = start(pipeline)
     assert [each.name for each in results] == ["start", "rl", "best"]
     assert done == [
-        "evaluate_model", "train", "export_run",
-        "train resumed", "export_run", "evaluate_model", "collect",
+        "evaluate_model",
+        "train",
+        "export_run",
+        "train resumed",
+        "export_run",
+        "evaluate_model",
         "collect",
-    ]  # fmt: skip
+        "collect",
+    ]
     assert [line["step"] for line in lines(pipeline.parent / "out" / "rl" / "run")] == [0, 1]
     assert start(pipeline) == results
     assert len(done) == 8
@@ -139,7 +147,7 @@ def test_models_are_evaluated_again_after_the_evaluation_file_has_changed(pipeli
     after = start(pipeline, "evaluate.evaluation.num_prompts=1")
     assert [each.scores["num_prompts"] for each in before] == [2, 2]
     assert [each.scores["num_prompts"] for each in after] == [1, 1]
-    monkeypatch.setattr(run, "evaluate_model", lambda *_: pytest.fail("judged again"))
+    monkeypatch.setattr(run, "evaluate_model", lambda *_: pytest.fail("evaluated again"))
     assert start(pipeline, "evaluate.evaluation.num_prompts=1") == after
 
 

@@ -305,10 +305,14 @@ def command(*arguments: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `titanrl serve` as a user does and yield the process and its address."""
     line = [sys.executable, "-m", "titanrl", "serve", *map(str, arguments), "--port", "0"]
     with subprocess.Popen(
-        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        line,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         # The process that starts the tests may ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         try:
             shown: list[str] = []
@@ -403,5 +407,7 @@ def test_target_is_a_file_a_run_or_another_model(file: Path, tmp_path: Path) -> 
     assert target_of(run, None, None) == (run / "experiment.toml", [trained], run)
     assert target_of(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
     assert target_of(run, tmp_path / "m", []) == (
-        run / "experiment.toml", [f'model.path="{tmp_path}/m"'], None,
-    )  # fmt: skip
+        run / "experiment.toml",
+        [f'model.path="{tmp_path}/m"'],
+        None,
+    )

@@ -130,9 +130,26 @@ def test_ops_import_torch_as_a_bare_package() -> None:
 
 
 LAYERS = (
-    "errors", "protocols", "registry", "ops", "runtime", "algorithm", "config", "models", "preflight",
-    "report", "engine", "data", "rollout", "eval", "training", "serve", "ablation", "recipes", "cli",
-)  # fmt: skip
+    "errors",
+    "protocols",
+    "registry",
+    "ops",
+    "runtime",
+    "algorithm",
+    "config",
+    "models",
+    "preflight",
+    "report",
+    "engine",
+    "data",
+    "rollout",
+    "eval",
+    "training",
+    "serve",
+    "ablation",
+    "recipes",
+    "cli",
+)
 """The packages of titanrl; each may import those before it."""
 
 

@@ -215,10 +215,19 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
     titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
     assert commands == [
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
-            "titanrl", "train", str(file), "--set=loop.steps=3", "--resume",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "titanrl",
+            "train",
+            str(file),
+            "--set=loop.steps=3",
+            "--resume",
         ]
-    ]  # fmt: skip
+    ]
 
 
 def test_train_under_a_launcher_is_one_rank_and_starts_nothing(

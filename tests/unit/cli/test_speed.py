@@ -24,10 +24,16 @@ assert not heavy, heavy
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", "FILE"], ["show", "FILE"], ["show", "--schema"], ["components"],
-     ["components", "loss", "ppo_clip"]],
+    [
+        ["--help"],
+        ["check", "FILE"],
+        ["show", "FILE"],
+        ["show", "--schema"],
+        ["components"],
+        ["components", "loss", "ppo_clip"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
     file: Path, arguments: list[str]
 ) -> None:

@@ -131,9 +131,15 @@ def test_repeated_step_is_unmarked_while_it_is_written(
     ],
 )
 def test_full_disk_is_reported_and_keeps_the_previous_checkpoint(
-    tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch,
-    free: int, mode: str, error: type[BaseException], says: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    make_engine: Make,
+    objective: Objective,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    mode: str,
+    error: type[BaseException],
+    says: str,
+) -> None:
     def write(*_: Any, **__: Any) -> None:
         raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a file that ends too early
 

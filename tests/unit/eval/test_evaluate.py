@@ -98,8 +98,10 @@ def test_several_responses_per_prompt_give_pass_at_k():
     passes = {name: value for name, value in metrics.items() if "pass" in name}
     # One of 6 is right: 5 of 15 pairs hold it, 10 of 15 fours, and all together.
     assert passes == {
-        "eval/pass_at_2": pytest.approx(1 / 3), "eval/pass_at_4": pytest.approx(2 / 3), "eval/pass_at_6": 1.0,
-    }  # fmt: skip
+        "eval/pass_at_2": pytest.approx(1 / 3),
+        "eval/pass_at_4": pytest.approx(2 / 3),
+        "eval/pass_at_6": 1.0,
+    }
     assert metrics["eval/score"] == pytest.approx(1 / 6)
 
 

@@ -23,8 +23,9 @@ def test_profiled_steps_write_one_trace_and_table_per_rank(tmp_path: Path) -> No
         with profiled(settings, step, tmp_path / "profile", rank=1):
             torch.ones(4, 4) @ torch.ones(4, 4)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
-        "step-2-rank-1.json.gz", "step-2-rank-1.txt",
-    ]  # fmt: skip
+        "step-2-rank-1.json.gz",
+        "step-2-rank-1.txt",
+    ]
     trace = json.loads(gzip.decompress((tmp_path / "profile" / "step-2-rank-1.json.gz").read_bytes()))
     assert any(event.get("name") == "aten::mm" for event in trace["traceEvents"])
     assert "aten::mm" in (tmp_path / "profile" / "step-2-rank-1.txt").read_text()
@@ -64,9 +65,11 @@ def test_memory_is_recorded_only_during_the_step(
                 raise ValueError
     snapshot = [("_dump_snapshot", {"filename": str(tmp_path / "step-1-rank-3.pickle")})]
     assert calls == [
-        ("_record_memory_history", {"max_entries": MEMORY_EVENTS}), ("step", {}),
-        *(snapshot if ends_well else []), ("_record_memory_history", {"enabled": None}),
-    ]  # fmt: skip
+        ("_record_memory_history", {"max_entries": MEMORY_EVENTS}),
+        ("step", {}),
+        *(snapshot if ends_well else []),
+        ("_record_memory_history", {"enabled": None}),
+    ]
 
 
 def test_profile_steps_count_from_the_start_of_the_run() -> None:

@@ -187,8 +187,12 @@ def test_files_flatten_to_dotted_keys() -> None:
 
 def test_table_numbers_are_short() -> None:
     assert [number(each) for each in (0.123456, 12345678, None, 1e-9, "<")] == [
-        "0.1235", "12345678", "–", "1e-09", "<",
-    ]  # fmt: skip
+        "0.1235",
+        "12345678",
+        "–",
+        "1e-09",
+        "<",
+    ]
 
 
 def test_long_key_names_end_before_the_first_node() -> None:
@@ -238,9 +242,17 @@ def test_browser_renders_the_report_without_errors(tmp_path: Path, width: int) -
     </script></head>"""
     page.write_text(page.read_text().replace("</head>", probe, 1))
     assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000",
-               f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},9000", "--dump-dom",
-               page.as_uri()]  # fmt: skip
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=60000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},9000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = re.search(r'data-probe="([^"]*)"', dom)
     assert found is not None, dom[-2000:]

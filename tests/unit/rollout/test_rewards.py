@@ -116,8 +116,9 @@ def test_function_that_always_hangs_fails_on_every_row() -> None:
     scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
     assert scored.scores["reward"].tolist() == [-7.0, -7.0]
     assert scored.failures == (
-        {"reward/r_failures": 2.0}, {"r": "took longer than its timeout_seconds, 0.3"},
-    )  # fmt: skip
+        {"reward/r_failures": 2.0},
+        {"r": "took longer than its timeout_seconds, 0.3"},
+    )
     assert time.monotonic() - start < 5
 
 

@@ -65,8 +65,9 @@ def test_regression_exceeds_the_tolerance_and_the_spread(
 def test_new_ratios_replace_those_of_the_same_test() -> None:
     old = [Ratio(test=test, peer=peer, ratio=1) for test, peer in (("a", "x"), ("a", "y"), ("b", "x"))]
     assert [(each.test, each.ratio) for each in merged(old, [Ratio(test="a", peer="x", ratio=2)])] == [
-        ("a", 2), ("b", 1),
-    ]  # fmt: skip
+        ("a", 2),
+        ("b", 1),
+    ]
 
 
 def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
@@ -111,8 +112,9 @@ def test_plot_has_every_ratio_at_its_position(tmp_path: Path) -> None:
     axes = figure([slow, fast]).axes
     assert [axis.get_title("left") for axis in axes] == ["head", "startup"]
     assert [[text.get_text() for text in axis.get_yticklabels()] for axis in axes] == [
-        ["head[a], naive"], ["command[show], trl"],
-    ]  # fmt: skip
+        ["head[a], naive"],
+        ["command[show], trl"],
+    ]
     drawn = [[list(line.get_xdata()) for line in axis.get_lines()] for axis in axes]
     assert drawn == [[[0.9], [1.0, 1.0]], [[20.0, 40.0], [30.0], [1.0, 1.0]]]
     pictures = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
