@@ -197,6 +197,7 @@ def test_token_metrics_are_reduced_as_sums_and_counts() -> None:
     assert means(add(*ranks))["loss/entropy"] == pytest.approx(0.4)
 
 
+@pytest.mark.slow
 def test_entropy_quantile_ignores_padding_and_takes_more_than_2_24_tokens() -> None:
     entropy = torch.arange(10.0)
     mask = torch.arange(10) < 5

@@ -38,6 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
     return seen
 
 
+@pytest.mark.slow
 def test_version_and_help_print() -> None:
     assert titanrl("--version").output.strip() == __version__
     for command in ("train", "check", "show", "components", "model", "export", "ablate", "serve"):

@@ -22,6 +22,7 @@ assert not heavy, heavy
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -62,6 +63,7 @@ assert float(torch.nn.functional.relu(torch.tensor(-1.0))) == 0.0
 """
 
 
+@pytest.mark.slow
 def test_lazy_torch_is_torch_once_it_is_used() -> None:
     result = subprocess.run([sys.executable, "-c", WAKING], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -82,6 +82,7 @@ torch.save([step(engine, 2), step(engine, 3)], folder / "resumed.pt")
 """
 
 
+@pytest.mark.slow
 def test_resumed_critic_continues_bitwise_in_a_new_process(
     tmp_path: Path, make_engine: Make, model_folder: Path
 ) -> None:

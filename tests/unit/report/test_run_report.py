@@ -72,6 +72,7 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_report_is_one_file_with_the_data_of_its_runs(tmp_path: Path) -> None:
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=7)
     alerts = JsonLines(first / "alerts.jsonl")

@@ -188,6 +188,7 @@ def test_two_rewards_with_one_label_are_refused() -> None:
         score_rewards(make("a"), [Term(per_row(spin)), Term(per_row(spin))])
 
 
+@pytest.mark.slow
 def test_pooled_reward_counts_timeouts() -> None:
     """The tower times out, the next row is scored, the failure is counted."""
     math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure_score": -0.25})
