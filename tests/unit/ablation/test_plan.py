@@ -1,4 +1,4 @@
-"""An ablation file becomes checked runs and commands; every mistake is told before one of them begins."""
+"""An ablation file becomes checked runs and commands; every error is reported before one of them begins."""
 
 from __future__ import annotations
 

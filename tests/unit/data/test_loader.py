@@ -66,7 +66,7 @@ def test_num_workers_may_change_on_resume_without_changing_examples() -> None:
 def test_workers_end_when_the_loader_is_closed_and_restart_on_use(recwarn: pytest.WarningsRecorder) -> None:
     loader = Loader(read, order(), Workers(1))
     assert loader.state_dict() == {"position": 0}
-    assert not multiprocessing.active_children(), "nobody is started before the first example is taken"
+    assert not multiprocessing.active_children(), "no worker is started before the first example is taken"
     taken(loader, 2)
     assert len(multiprocessing.active_children()) == 1
     loader.close()

@@ -86,7 +86,7 @@ def test_curves_overlay_runs_and_refuse_a_folder_without_metrics(tmp_path):
         for step in range(1, 4):
             lines.write({"step": step, "reward/mean": step / 4, "loss/entropy": None})
         lines.close()
-    picture = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "out" / "curves.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    path = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "out" / "curves.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl"):
         plot([tmp_path], tmp_path / "x.png")

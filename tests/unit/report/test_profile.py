@@ -54,10 +54,10 @@ def test_memory_is_recorded_only_during_the_step(
     for name in ("_record_memory_history", "_dump_snapshot"):
         signature = inspect.signature(getattr(torch.cuda.memory, name))
 
-        def told(*given: Any, _name: str = name, _taken: Any = signature, **named: Any) -> None:
+        def record(*given: Any, _name: str = name, _taken: Any = signature, **named: Any) -> None:
             calls.append((_name, dict(_taken.bind(*given, **named).arguments)))
 
-        monkeypatch.setattr(torch.cuda.memory, name, told)
+        monkeypatch.setattr(torch.cuda.memory, name, record)
     with contextlib.suppress(ValueError):  # noqa: SIM117
         with profiled(Profile(steps=(1,), trace=False, memory=True), 1, tmp_path, rank=3):
             calls.append(("step", {}))

@@ -199,8 +199,8 @@ def test_table_numbers_are_short() -> None:
 def test_long_key_names_end_before_the_first_node() -> None:
     key = ("rewards", "language_consistency_of_the_answer")
     flow = [Node("score", "reward", "reward.0", (), (key,)), Node("score", "weighted sum", "", (key,))]
-    picture = dataflow_plot(flow)
-    (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture))
+    svg = dataflow_plot(flow)
+    (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg))
     assert first - 5 > 7.3 * len(key_name(key))  # a letter of 12 pixels, 7.2 wide
 
 

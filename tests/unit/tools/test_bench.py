@@ -117,5 +117,5 @@ def test_plot_has_every_ratio_at_its_position(tmp_path: Path) -> None:
     ]
     drawn = [[list(line.get_xdata()) for line in axis.get_lines()] for axis in axes]
     assert drawn == [[[0.9], [1.0, 1.0]], [[20.0, 40.0], [30.0], [1.0, 1.0]]]
-    pictures = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
-    assert pictures[0] == pictures[1]
+    plots = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
+    assert plots[0] == plots[1]
