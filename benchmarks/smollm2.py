@@ -28,7 +28,7 @@ def fast_dtype() -> str:
 
 
 def trainer() -> tuple[Engine, SamplerContext]:
-    """Returns an engine in the precision the CPU is fast in, and what a sampler beside it is told."""
+    """Return an engine in the precision that is fast on this CPU, and the context of a sampler beside it."""
     from titanrl.config.engine_tables import Training
     from titanrl.engine import Engine, EngineConfig
 

@@ -2,7 +2,7 @@
 
 Peers: a whole state dict in the sampler's precision, handed over; and one written to safetensors and read
 again, as trainers with a sampler elsewhere do. All take turns in one thread; medians of CPU time. vLLM 0.32
-leaves a tied head on a CPU at its old packed weights, so peers pack it anew (a tenth of their time). Run:
+leaves a tied head on a CPU at its old packed weights, so peers pack it again (a tenth of their time). Run:
 ``make bench ONLY=sync``; it takes two minutes.
 """
 
@@ -65,7 +65,7 @@ class Transfers:
         assert llm.reset_prefix_cache()
 
     def answers(self) -> list[Any]:
-        """Returns the likeliest answers, ids and log-probs."""
+        """Return the greedy responses, ids and log-probs."""
         rows = [RolloutRequest((100 + index, 200, 300, 17), index, 0) for index in range(4)]
         return self.vllm.sample(rows, step=0, seed=0, greedy=True)
 

@@ -59,14 +59,14 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
         rows = session.feed.next_batch(2, 2)
         batch, _ = sample(session, rows, 0)
         scored, _ = score(session, batch)
-        judged = generate_and_score(session, rows, step=0, seed=0)
+        rollouts = generate_and_score(session, rows, step=0, seed=0)
         try:
             score(session, batch)
         except TrainingError as error:
             failure = str(error)
         return {
             "rewards": scored["reward"],
-            "judged": torch.tensor([answer.reward for answer in judged.answers]),
+            "scored": torch.tensor([response.reward for response in rollouts.answers]),
             "groups": scored["group_id"],
             "failure": failure,
             "asked": list(ASKED),

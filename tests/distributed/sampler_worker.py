@@ -36,10 +36,15 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(EngineConfig(model=case["model"], training=training, parallelism=Parallelism()))
     sampler = titanrl.build("sampler", case["sampler"]).start(
         SamplerContext(
-            model_path=case["model"], eos_ids=(2,), max_length=LENGTH, seed=0, engine=engine,
-            dp_rank=engine.dp_rank, dp_degree=engine.dp_degree,
+            model_path=case["model"],
+            eos_ids=(2,),
+            max_length=LENGTH,
+            seed=0,
+            engine=engine,
+            dp_rank=engine.dp_rank,
+            dp_degree=engine.dp_degree,
         )
-    )  # fmt: skip
+    )
     sampler.load(engine.weights(), version=1)
     together = sampler.ranks_per_engine > 1
     rows = ROWS if together else rows_of(engine.dp_rank, engine.dp_degree)

@@ -119,12 +119,12 @@ def streamed(case: dict[str, Any]) -> dict[str, Any]:
         rounded = dict(engine.weights(torch.bfloat16))
     biases = {name: value for name, value in rounded.items() if name.endswith("correction_bias")}
     with engine.inference() as parts:
-        lent = {name: value for name, value in parts[0].named_buffers() if "expert_bias" in name}
+        full = {name: value for name, value in parts[0].named_buffers() if "expert_bias" in name}
     engine.export(case["export"], dtype=torch.bfloat16)
     found = {
         "exchanges": exchanged.call_count,
         "biases": biases,
-        "lent": lent,
+        "full": full,
         "dtypes": {value.dtype for name, value in rounded.items() if name not in biases},
         "largest": max(sizes),
         "all": sum(sizes),

@@ -127,10 +127,8 @@ def results(export_folder: Path) -> Results:
             }
             for kind, model in (("shared", "wide"), ("shared tied", "tied"))
         },
-        "bfloat16": {
-            "model": str(tied), "losses": ["ppo_clip"], "max_norm": 1e9, "precision": "bfloat16"
-        },
-    }  # fmt: skip
+        "bfloat16": {"model": str(tied), "losses": ["ppo_clip"], "max_norm": 1e9, "precision": "bfloat16"},
+    }
     found = launch_cases(folder / "1", 1, kinds)
     for processes in MESHES:
         cases = {

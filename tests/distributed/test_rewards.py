@@ -1,4 +1,4 @@
-"""Ranks that hold the same rows have them judged once, and fail together."""
+"""Ranks that hold the same rows score them once, and fail together."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_ranks_with_the_same_rows_call_a_reward_once(ranks: list[dict[str, Any]]
     first, second = (rank[mesh] for rank in ranks)
     assert first["asked"] == [4, 4, 4]
     assert second["asked"] == []
-    for key in ("groups", "rewards", "judged"):
+    for key in ("groups", "rewards", "scored"):
         assert len(first[key]) == 4
         assert torch.equal(first[key], second[key])
-    assert not torch.equal(first["rewards"], first["judged"])
+    assert not torch.equal(first["rewards"], first["scored"])
 
 
 @pytest.mark.parametrize("mesh", MESHES)

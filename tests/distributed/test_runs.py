@@ -82,9 +82,15 @@ RUNS = {
 }
 """Run -> experiment, and the mesh of two ranks."""
 SAME = (
-    "reward/mean", "loss/total", "update/grad_norm", "critic/grad_norm", "critic/loss",
-    "critic/explained_variance", "eval/score", "eval/loss",
-)  # fmt: skip
+    "reward/mean",
+    "loss/total",
+    "update/grad_norm",
+    "critic/grad_norm",
+    "critic/loss",
+    "critic/explained_variance",
+    "eval/score",
+    "eval/loss",
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +102,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = [{"prompt": f"say {number}", "answer": str(number)} for number in range(7)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     for name, preset, rest in (
-        ("grpo", "grpo", SAMPLED), ("ppo", "ppo", SAMPLED + CRITIC), ("dpo", "dpo", FIXED),
-        ("mixture", "grpo", SAMPLED), ("shared", "ppo_shared", SAMPLED),
-    ):  # fmt: skip
+        ("grpo", "grpo", SAMPLED),
+        ("ppo", "ppo", SAMPLED + CRITIC),
+        ("dpo", "dpo", FIXED),
+        ("mixture", "grpo", SAMPLED),
+        ("shared", "ppo_shared", SAMPLED),
+    ):
         model = "mixture" if name == "mixture" else "model"
         text = (FILE + rest).format(root=ROOT, folder=folder, preset=preset, model=model)
         (folder / f"{name}.toml").write_text(text)

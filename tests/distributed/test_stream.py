@@ -114,8 +114,8 @@ def test_expert_bias_is_streamed_in_float32(ranks: list[dict[str, Any]], folder:
     for rank in ranks:
         assert rank[mesh]["biases"].keys() == set(BIASES)
         assert all(torch.equal(value, stored[name]) for name, value in rank[mesh]["biases"].items())
-        for name, lent in zip(BIASES, rank[mesh]["lent"].values(), strict=True):
-            assert torch.equal(lent, stored[name])
+        for name, full in zip(BIASES, rank[mesh]["full"].values(), strict=True):
+            assert torch.equal(full, stored[name])
 
 
 def test_other_streamed_parameters_are_bfloat16(ranks: list[dict[str, Any]]) -> None:

@@ -50,13 +50,13 @@ BETA, ETA = 0.05, 0.01
 class Gradients:
     """Full gradients of each update before and after clipping, as the update's own clipping sees them."""
 
-    def __init__(self, trainees: list[Learner]) -> None:
+    def __init__(self, learners: list[Learner]) -> None:
         self.before: dict[str, torch.Tensor] = {}
         self.after: dict[str, torch.Tensor] = {}
         self._names = {
             parameter: name
-            for trainee in trainees
-            for part in trainee.scoring_model.model.parts
+            for learner in learners
+            for part in learner.scoring_model.model.parts
             for name, parameter in part.named_parameters()
         }
         self._clip, update.clip_grad_norm_ = update.clip_grad_norm_, self
@@ -111,8 +111,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     Also the trained tokens of each of the steps' micro-batches.
     """
     engine = make_engine(case)
-    trainees = {"": engine.policy} | ({} if engine.critic is None else {"value": engine.critic})
-    gradients = Gradients(list(trainees.values()))
+    learners = {"": engine.policy} | ({} if engine.critic is None else {"value": engine.critic})
+    gradients = Gradients(list(learners.values()))
     steps, scores, trained = {}, {}, {}
     is_shared = "critic" in case and engine.critic is None
     if is_shared and engine.policy.scoring_model.model.is_last:
@@ -148,10 +148,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         if engine.critic is not None and name != "dpo":
             objectives["value"] = Objective(loss=titanrl.build("loss", LOSSES["value"]))
         for kind, objective in objectives.items():
-            metrics: Sums = trainees[kind].update(rows, objective, (BETA, ETA))
+            metrics: Sums = learners[kind].update(rows, objective, (BETA, ETA))
             steps[f"{kind} beside {step}" if kind else step] = {
-                "metrics": metrics, "gradients": gradients.before, "clipped": gradients.after
-            }  # fmt: skip
+                "metrics": metrics,
+                "gradients": gradients.before,
+                "clipped": gradients.after,
+            }
     weights = dict(engine.weights())
     ends = {
         name: whole(parameter)

@@ -39,9 +39,12 @@ algorithm.kl = {{ name = "k2", coefficient = 3.0 }}
 reference = {{}}
 """
 OVERRIDES = (
-    "model.path=model", 'reward=[{name = "format_regex", pattern = "[0-9].*"}]', "optimizer.lr=0.01",
-    "loop.steps=8", "evaluation=",
-)  # fmt: skip
+    "model.path=model",
+    'reward=[{name = "format_regex", pattern = "[0-9].*"}]',
+    "optimizer.lr=0.01",
+    "loop.steps=8",
+    "evaluation=",
+)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

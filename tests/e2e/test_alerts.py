@@ -1,4 +1,4 @@
-"""Alerts of a whole run on the tiny model: told once everywhere, and the end of it where the file says so."""
+"""Alerts of a whole run on the tiny model: reported once everywhere, and the run stops if configured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from titanrl.errors import TrainingError
 from titanrl.training.run import train
 
 OVERRIDES = [
-    "alerts.window=1", "alerts.entropy=100.0", "alerts.kl=1e-4", "alerts.stop=['kl']", "evaluation=",
-    "checkpoint.interval=50", "report.tensorboard=true",
-]  # fmt: skip
+    "alerts.window=1",
+    "alerts.entropy=100.0",
+    "alerts.kl=1e-4",
+    "alerts.stop=['kl']",
+    "evaluation=",
+    "checkpoint.interval=50",
+    "report.tensorboard=true",
+]
 
 
 def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, capsys):  # noqa: F811
@@ -20,8 +25,8 @@ def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, cap
     with pytest.raises(TrainingError, match=r"step 2 raised the alert kl, which \[alerts\] stop names"):
         train(experiment)
     run = tmp_path / "runs" / "tiny"
-    told = [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")]
-    assert told == [(1, "entropy"), (2, "kl")]
+    alerts = [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")]
+    assert alerts == [(1, "entropy"), (2, "kl")]
     shown = capsys.readouterr().out
     assert shown.count("alert entropy in step 1: loss/entropy is") == 1
     assert shown.count("alert kl in step 2") == 1
@@ -32,4 +37,4 @@ def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, cap
     # The step that ended it has a checkpoint, and what stood then is no news.
     train(experiment, resume=True)
     assert [row["step"] for row in lines(run)] == [1, 2, 3, 4]
-    assert [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")] == told
+    assert [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")] == alerts

@@ -1,4 +1,4 @@
-"""The notebooks show what they compute; ``python -m tests.e2e.test_notebooks`` stores it anew."""
+"""The notebooks show what they compute; ``python -m tests.e2e.test_notebooks`` stores it again."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def run(path: Path) -> dict[str, Any]:
             if last is not None:
                 data = {"text/plain": [repr(last)]}
                 if hasattr(last, "savefig"):
-                    picture = io.BytesIO()
-                    last.savefig(picture, format="png", metadata={"Software": None})
-                    data = {"image/png": base64.b64encode(picture.getvalue()).decode(), **data}
+                    plot = io.BytesIO()
+                    last.savefig(plot, format="png", metadata={"Software": None})
+                    data = {"image/png": base64.b64encode(plot.getvalue()).decode(), **data}
                 output = {
                     "data": data,
                     "execution_count": number,
@@ -64,7 +64,7 @@ def execute(source: str, names: dict[str, Any]) -> Any:
 
 
 def texts(notebook: dict[str, Any]) -> list[str]:
-    """Returns what each output says; pictures differ by machine."""
+    """Return the text of each output; plots differ by machine."""
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
     return ["".join(output.get("text") or output["data"]["text/plain"]) for output in outputs]
 

@@ -80,9 +80,13 @@ def test_workers_do_not_change_a_run_and_it_resumes_bitwise(
     write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_resumes_bitwise(
-        write("dpo"), [3], within=offline, weights=weights, monkeypatch=monkeypatch,
+        write("dpo"),
+        [3],
+        within=offline,
+        weights=weights,
+        monkeypatch=monkeypatch,
         overrides=["loop.data_workers=2"],
-    )  # fmt: skip
+    )
     assert not multiprocessing.active_children()
 
 

@@ -71,10 +71,16 @@ def test_policy_is_frozen_during_critic_warmup_and_all_metrics_are_documented(fi
 def test_critic_learns_the_value_of_a_constant_reward_at_each_token(file):
     # A discounted reward of 1 is a function of the position alone, as nearly all answers have one length.
     overrides = [
-        "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
-        "algorithm.advantage.lam=1.0", "critic.warmup_steps=11", "loop.steps=12", "checkpoint.enable=false",
-        "algorithm.kl=", "reference=",
-    ]  # fmt: skip
+        "reward=[{name='format_regex', pattern='.*'}]",
+        "algorithm.advantage.gamma=0.8",
+        "evaluation=",
+        "algorithm.advantage.lam=1.0",
+        "critic.warmup_steps=11",
+        "loop.steps=12",
+        "checkpoint.enable=false",
+        "algorithm.kl=",
+        "reference=",
+    ]
     run = train(load(file, overrides))
     explained = [row["critic/explained_variance"] for row in lines(run) if row["step"]]
     assert explained[0] == pytest.approx(0.0, abs=1e-6)  # A new head says 0 everywhere.
@@ -101,11 +107,19 @@ def test_shared_critic_learns_on_the_policys_backbone(file, tmp_path):
     from transformers import AutoModelForCausalLM
 
     overrides = [
-        "reward=[{name='format_regex', pattern='.*'}]", "algorithm.advantage.gamma=0.8", "evaluation=",
-        "algorithm.advantage.lam=1.0", "algorithm.advantage.bootstrap=truncated", "loop.steps=12",
-        "algorithm.kl=", "reference=", "critic.loss.clip=inf", "critic.coefficient=1.0",
-        "algorithm.reward_scaling=", "loop.target_kl=",
-    ]  # fmt: skip
+        "reward=[{name='format_regex', pattern='.*'}]",
+        "algorithm.advantage.gamma=0.8",
+        "evaluation=",
+        "algorithm.advantage.lam=1.0",
+        "algorithm.advantage.bootstrap=truncated",
+        "loop.steps=12",
+        "algorithm.kl=",
+        "reference=",
+        "critic.loss.clip=inf",
+        "critic.coefficient=1.0",
+        "algorithm.reward_scaling=",
+        "loop.target_kl=",
+    ]
     run = train(load(shared(file), overrides))
     rows = [row for row in lines(run) if row["step"]]
     assert rows[0]["critic/explained_variance"] == pytest.approx(
@@ -137,9 +151,13 @@ def test_two_processes_give_the_run_of_one(file, tmp_path):
         runs[nproc] = lines(tmp_path / "runs" / name)
         exported[nproc] = both(tmp_path / "runs" / name, tmp_path / name)
     keys = (
-        "reward/mean", "loss/total", "update/grad_norm", "critic/loss", "critic/grad_norm",
+        "reward/mean",
+        "loss/total",
+        "update/grad_norm",
+        "critic/loss",
+        "critic/grad_norm",
         "critic/explained_variance",
-    )  # fmt: skip
+    )
     for one, two in zip(runs[1], runs[2], strict=True):
         for key in keys:
             assert (key in one) == (key in two)

@@ -1,4 +1,4 @@
-"""The shipped PPO on a reward model, with tiny models: it runs whole, and tells when the reward is hacked."""
+"""The shipped PPO on a reward model, with tiny models: it runs and reports reward hacking."""
 
 from __future__ import annotations
 
@@ -15,12 +15,23 @@ from titanrl.training.run import train
 # A random reward model and a policy that cannot add: only the score of the reward model can rise. Held to its
 # reference the policy would stay where it is.
 EXPLOITING = [
-    "sampler={name='torch', max_response_tokens=8}", "training.seq_len=192", "loop.steps=16",
+    "sampler={name='torch', max_response_tokens=8}",
+    "training.seq_len=192",
+    "loop.steps=16",
     "algorithm.advantage.lam=1.0",
-    "loop.prompts_per_step=8", "optimizer.lr=1e-2", "critic.optimizer.lr=1e-2", "evaluation.interval=0",
-    "evaluation.num_prompts=4", "evaluation.samples_per_prompt=1", "evaluation.temperature=0.0",
-    "algorithm.kl=", "reference=", "alerts.window=2", "checkpoint.interval=16", "report.tensorboard=false",
-]  # fmt: skip
+    "loop.prompts_per_step=8",
+    "optimizer.lr=1e-2",
+    "critic.optimizer.lr=1e-2",
+    "evaluation.interval=0",
+    "evaluation.num_prompts=4",
+    "evaluation.samples_per_prompt=1",
+    "evaluation.temperature=0.0",
+    "algorithm.kl=",
+    "reference=",
+    "alerts.window=2",
+    "checkpoint.interval=16",
+    "report.tensorboard=false",
+]
 
 
 @pytest.fixture
@@ -37,8 +48,8 @@ def test_exploited_reward_model_raises_the_reward_hacking_alert(run):
     rows = lines(run)
     assert rows[-1]["reward/reward_model"] > rows[1]["reward/reward_model"] + rows[1]["reward/std"]
     assert rows[-1]["eval/score"] <= rows[0]["eval/score"]
-    told = [row for row in lines(run, "alerts.jsonl") if row["name"] == "reward_hacking"]
-    assert [row["step"] for row in told] == [16]
+    alerts = [row for row in lines(run, "alerts.jsonl") if row["name"] == "reward_hacking"]
+    assert [row["step"] for row in alerts] == [16]
     assert rows[-1]["reward/mean"] == pytest.approx(
         rows[-1]["reward/reward_model"]
     )  # the verifier moves nothing

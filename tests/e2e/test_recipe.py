@@ -77,8 +77,11 @@ def test_stages_use_earlier_outputs_and_end_in_a_table_and_a_plot(recipe, capsys
     results = start(recipe)
     out = recipe.parent / "out"
     assert [(each.name, each.scores is not None) for each in results] == [
-        ("start", True), ("rl", True), ("best", False), ("tuned", True),
-    ]  # fmt: skip
+        ("start", True),
+        ("rl", True),
+        ("best", False),
+        ("tuned", True),
+    ]
     assert f"{out}/best/data/answers.jsonl" in (out / "tuned" / "run" / "experiment.toml").read_text()
     assert f"{out}/rl/model" in (out / "best" / "data" / "experiment.toml").read_text()
     # The score of a stage is that of its exported model, equal to the run's last validation.
@@ -117,10 +120,14 @@ def test_failed_stage_is_resumed_and_finished_ones_are_skipped(recipe, monkeypat
     results = start(recipe)
     assert [each.name for each in results] == ["start", "rl", "best"]
     assert done == [
-        "evaluate_model", "train", "export_run",
-        "train resumed", "export_run", "evaluate_model", "collect",
+        "evaluate_model",
+        "train",
+        "export_run",
+        "train resumed",
+        "export_run",
+        "evaluate_model",
         "collect",
-    ]  # fmt: skip
+    ]
     assert [line["step"] for line in lines(recipe.parent / "out" / "rl" / "run")] == [0, 1]
     assert start(recipe) == results
     assert len(done) == 8

@@ -1,4 +1,4 @@
-"""Reward models from data to a reward, on the tiny model: trained, judged, exported, asked in a run."""
+"""Reward models from data to a reward, on the tiny model: trained, evaluated, exported, used in a run."""
 
 from __future__ import annotations
 

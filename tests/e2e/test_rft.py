@@ -126,7 +126,10 @@ def test_two_processes_write_the_same_file_as_one(file, tmp_path):
     ]
     done = subprocess.run(
         [*command, *(f"--set={each}" for each in overrides)],
-        cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert texts(tmp_path / "two") == one

@@ -229,12 +229,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_reason_of_a_reward_that_fails_is_in_the_reply(file: Path, serving: Any, rewards: str) -> None:
     with serving(file, rewards, "reward=[{name='served_brittle'}]", best_of=12) as url:
         choices = complete(url, n=12, seed=5)["choices"]
-    judged = [each for each in choices if each["score"] is not None]
-    failed = choices[len(judged) :]
-    assert len(judged) > 1
+    scored = [each for each in choices if each["score"] is not None]
+    failed = choices[len(scored) :]
+    assert len(scored) > 1
     assert failed
-    scores = [each["score"] for each in judged]
-    assert scores == [-float(ord(each["text"][0])) for each in judged] == sorted(scores, reverse=True)
+    scores = [each["score"] for each in scored]
+    assert scores == [-float(ord(each["text"][0])) for each in scored] == sorted(scores, reverse=True)
     for each in failed:
         reason = f"RuntimeError: {each['text']!r} is short"
         assert (each["score"], each["rewards"], each["failures"]) == (None, {}, {"served_brittle": reason})
@@ -305,10 +305,14 @@ def command(*arguments: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `titanrl serve` as a user does and yield the process and its address."""
     line = [sys.executable, "-m", "titanrl", "serve", *map(str, arguments), "--port", "0"]
     with subprocess.Popen(
-        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        line,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         # The process that starts the tests may ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         try:
             shown: list[str] = []

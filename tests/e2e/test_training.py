@@ -226,9 +226,10 @@ def test_batch_of_equal_rewards_does_not_change_the_policy_and_is_counted(file, 
 
 def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
     overrides = [
-        "reward=[{name='exact_match'}]", "algorithm.filter=[{name='zero_variance'}]",
+        "reward=[{name='exact_match'}]",
+        "algorithm.filter=[{name='zero_variance'}]",
         "loop.max_resample_attempts=1",
-    ]  # fmt: skip
+    ]
     with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
         train(load(file, overrides))
 
@@ -246,13 +247,15 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
         "        return torch.ones(len(lengths))\n"
     )
     overrides = [
-        f"imports=['{tmp_path}/my_rewards.py']", "reward=[{name='brittle_training', failure_score=-1.0}]",
-        "loop.steps=2", "evaluation=",
-    ]  # fmt: skip
+        f"imports=['{tmp_path}/my_rewards.py']",
+        "reward=[{name='brittle_training', failure_score=-1.0}]",
+        "loop.steps=2",
+        "evaluation=",
+    ]
     run = train(load(file, overrides))
-    told = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     message = "reward brittle_training failed: RuntimeError: even; such responses get its failure_score"
-    assert told.count(message) == 1
+    assert output.count(message) == 1
     rows = lines(run, "samples.jsonl")
     assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)
     (metrics,) = (row for row in lines(run) if row["step"] == 1)

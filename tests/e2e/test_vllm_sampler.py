@@ -236,10 +236,17 @@ def test_bfloat16_engine_receives_weight_updates(tmp_path: Path) -> None:
 def test_process_state_is_restored(tmp_path: Path) -> None:
     def state() -> tuple[Any, ...]:
         return (
-            dict(os.environ), torch.get_rng_state().tolist(), random.getstate(), torch.get_num_threads(),
-            torch.set_num_threads, os.sched_getaffinity(0), list(warnings.filters), torch.get_default_dtype(),
-            os.getcwd(), torch.is_grad_enabled(),
-        )  # fmt: skip
+            dict(os.environ),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            torch.get_num_threads(),
+            torch.set_num_threads,
+            os.sched_getaffinity(0),
+            list(warnings.filters),
+            torch.get_default_dtype(),
+            os.getcwd(),
+            torch.is_grad_enabled(),
+        )
 
     torch.set_num_threads(2)
     before = state()

@@ -43,9 +43,12 @@ def test_ablation_is_valid_and_has_a_published_expectation(file: Path, model: Pa
 
 # Answers of an untrained model are never right; letters that do not repeat are.
 SMALL = (
-    "reward=[{name='repetition', n=1, label='exact_match'}]", "loop.steps=2", "loop.prompts_per_step=4",
-    "evaluation.num_prompts=2", "sampler.max_response_tokens=8",
-)  # fmt: skip
+    "reward=[{name='repetition', n=1, label='exact_match'}]",
+    "loop.steps=2",
+    "loop.prompts_per_step=4",
+    "evaluation.num_prompts=2",
+    "sampler.max_response_tokens=8",
+)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

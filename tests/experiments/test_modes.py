@@ -29,9 +29,11 @@ def test_rows_without_advantage_may_be_skipped_with_the_same_gradient(train: Tra
     steps = {}
     for skip in ("false", "true"):
         overrides = [
-            f"loop.skip_zero_advantage={skip}", "loop.steps=3", "loop.samples_per_prompt=2",
+            f"loop.skip_zero_advantage={skip}",
+            "loop.steps=3",
+            "loop.samples_per_prompt=2",
             "algorithm.aggregation.length=8",
-        ]  # fmt: skip
+        ]
         steps[skip] = train("dr_grpo", PROMPTS + REWARDS, overrides).steps
     for whole, fewer in zip(steps["false"], steps["true"], strict=True):
         assert whole["update/grad_norm"] == pytest.approx(fewer["update/grad_norm"], rel=1e-5)

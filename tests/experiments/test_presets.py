@@ -63,43 +63,67 @@ def dpo(keys: str = "") -> Row:
 ROWS = {
     "grpo": Row(advantage="grpo", loss="ppo_clip", aggregation="sequence_mean", kl="k3 loss 0.04"),
     "dr_grpo": Row(
-        advantage="grpo(std=none)", loss="ppo_clip", aggregation="constant_length(length=8)",
+        advantage="grpo(std=none)",
+        loss="ppo_clip",
+        aggregation="constant_length(length=8)",
         adds=PROMPTS + REWARDS + "[algorithm.aggregation]\nlength = 8\n",
     ),
     "dapo": Row(
-        advantage="grpo", loss="ppo_clip(clip_high=0.28)", aggregation="token_mean", filter="zero_variance",
-        samples=16, adds=PROMPTS + REWARDS + OVERLONG,
+        advantage="grpo",
+        loss="ppo_clip(clip_high=0.28)",
+        aggregation="token_mean",
+        filter="zero_variance",
+        samples=16,
+        adds=PROMPTS + REWARDS + OVERLONG,
     ),
     "rloo": Row(
-        advantage="rloo(source=token_reward)", loss="ppo_clip", aggregation="sequence_sum",
-        kl="k1 reward 0.05", samples=4,
+        advantage="rloo(source=token_reward)",
+        loss="ppo_clip",
+        aggregation="sequence_sum",
+        kl="k1 reward 0.05",
+        samples=4,
     ),
     "reinforce_plus_plus": Row(
-        advantage="reinforce_plus_plus", loss="ppo_clip", aggregation="token_mean", kl="k1 reward 0.01",
+        advantage="reinforce_plus_plus",
+        loss="ppo_clip",
+        aggregation="token_mean",
+        kl="k1 reward 0.01",
         samples=1,
     ),
     "reinforce_plus_plus_baseline": Row(
-        advantage="reinforce_plus_plus_baseline", loss="ppo_clip", aggregation="token_mean",
-        kl="k2 loss 0.01", samples=4,
+        advantage="reinforce_plus_plus_baseline",
+        loss="ppo_clip",
+        aggregation="token_mean",
+        kl="k2 loss 0.01",
+        samples=4,
     ),
     "ppo": Row(
-        advantage="gae", loss="ppo_clip", aggregation="token_mean",
-        kl="k1 reward adaptive(coefficient=0.05)", epochs=4, critic="value at 1e-05 after 0 steps",
+        advantage="gae",
+        loss="ppo_clip",
+        aggregation="token_mean",
+        kl="k1 reward adaptive(coefficient=0.05)",
+        epochs=4,
+        critic="value at 1e-05 after 0 steps",
     ),
     "ppo_shared": Row(
-        advantage="gae", loss="ppo_clip", aggregation="token_mean",
-        kl="k1 reward adaptive(coefficient=0.05)", epochs=4, lr=1e-5,
+        advantage="gae",
+        loss="ppo_clip",
+        aggregation="token_mean",
+        kl="k1 reward adaptive(coefficient=0.05)",
+        epochs=4,
+        lr=1e-5,
         critic="value at 0.1 of the policy's loss",
     ),
     "vapo": Row(
-        advantage="gae(lam_value=1.0, length_alpha=0.05)", loss="ppo_clip(clip_high=0.28, positive_nll=0.1)",
-        aggregation="token_mean", samples=16, critic="value at 1e-05 after 50 steps",
+        advantage="gae(lam_value=1.0, length_alpha=0.05)",
+        loss="ppo_clip(clip_high=0.28, positive_nll=0.1)",
+        aggregation="token_mean",
+        samples=16,
+        critic="value at 1e-05 after 50 steps",
         overrides=("critic.warmup_steps=2",),
     ),
     "gspo": Row(advantage="grpo", loss="gspo", aggregation="sequence_mean", minibatches=4),
-    "luspo": Row(
-        advantage="grpo", loss="gspo(clip_low=0.2, clip_high=0.2)", aggregation="sequence_sum"
-    ),
+    "luspo": Row(advantage="grpo", loss="gspo(clip_low=0.2, clip_high=0.2)", aggregation="sequence_sum"),
     "cispo": Row(advantage="grpo", loss="cispo", aggregation="token_mean", samples=16),
     "sapo": Row(advantage="grpo", loss="sapo", aggregation="sequence_mean"),
     "gmpo": Row(advantage="grpo", loss="gmpo", aggregation="sequence_mean"),
@@ -110,13 +134,13 @@ ROWS = {
     "max_rl": Row(advantage="max_rl", loss="reinforce", aggregation="token_mean"),
     "grpo_passk": Row(advantage="grpo_passk", loss="ppo_clip", aggregation="sequence_mean"),
     "gdpo": Row(
-        advantage="gdpo(rewards=('no_digit', 'repetition'))", loss="ppo_clip", aggregation="sequence_mean",
+        advantage="gdpo(rewards=('no_digit', 'repetition'))",
+        loss="ppo_clip",
+        aggregation="sequence_mean",
         adds=PROMPTS + REWARDS + "[algorithm.advantage]\nrewards = ['no_digit', 'repetition']\n",
     ),
     "a2po": Row(advantage="soft_baseline", loss="mirror_descent", aggregation="sequence_mean"),
-    "dppo": Row(
-        advantage="grpo(std=none)", loss="dppo_tv", aggregation="token_mean", old_logprob="sampler"
-    ),
+    "dppo": Row(advantage="grpo(std=none)", loss="dppo_tv", aggregation="token_mean", old_logprob="sampler"),
     "clip_cov": Row(advantage="grpo", loss="clip_cov", aggregation="token_mean"),
     "kl_cov": Row(advantage="grpo", loss="kl_cov", aggregation="token_mean"),
     "vespo": Row(advantage="grpo", loss="vespo", aggregation="token_mean"),
@@ -133,12 +157,13 @@ ROWS = {
         loss="topk_distill(direction=jsd)", aggregation="token_mean", top_k=64, adds=PROMPTS + TEACHER
     ),
     "on_policy_distill": Row(
-        advantage="teacher_kl", loss="importance_sampling", aggregation="token_mean", samples=4,
+        advantage="teacher_kl",
+        loss="importance_sampling",
+        aggregation="token_mean",
+        samples=4,
         adds=PROMPTS + TEACHER,
     ),
-    "distill": Row(
-        loss="topk_distill", aggregation="token_mean", top_k=64, adds=data("messages") + TEACHER
-    ),
+    "distill": Row(loss="topk_distill", aggregation="token_mean", top_k=64, adds=data("messages") + TEACHER),
     "dpo": dpo(),
     "cdpo": dpo("label_smoothing=0.1"),
     "robust_dpo": dpo("variant=robust, label_smoothing=0.1"),
@@ -155,7 +180,11 @@ ROWS = {
     "aot_unpaired": dpo("variant=aot_unpaired"),
     "wpo": dpo("weighting=wpo"),
     "online_dpo": Row(
-        loss="dpo", aggregation="sequence_mean", samples=2, lr=5e-7, anchored=True,
+        loss="dpo",
+        aggregation="sequence_mean",
+        samples=2,
+        lr=5e-7,
+        anchored=True,
     ),
     "ipo": fixed("ipo", "preference", lr=5e-7, anchored=True),
     "simpo": fixed("simpo", "preference", lr=5e-7),
@@ -168,7 +197,7 @@ ROWS = {
     "rm_ranking": fixed("pairwise_ranking", "ranked", lr=9e-6, head="value"),
     "prm": fixed("process_bce", "stepwise", "token_mean", lr=9e-6, head="value"),
     "rft": Row(loss="sft", aggregation="token_mean", filter="best_of_n", samples=16),
-}  # fmt: skip
+}
 
 
 def as_row(experiment: Experiment, like: Row) -> Row:

@@ -16,14 +16,21 @@ FOLDER = Path(__file__).parents[2] / "experiments" / "recipes"
 # Tiny answers are never right, so letters that don't repeat are rewarded.
 REWARD = "reward=[{name='repetition', n=1, label='reasoning_gym'}]"
 ANSWERING = (
-    "training.seq_len=256", "sampler.name=torch", "sampler.max_response_tokens=6",
-    "evaluation.num_prompts=2", "evaluation.reward=reasoning_gym",
-)  # fmt: skip
+    "training.seq_len=256",
+    "sampler.name=torch",
+    "sampler.max_response_tokens=6",
+    "evaluation.num_prompts=2",
+    "evaluation.reward=reasoning_gym",
+)
 TRAINING = ("loop.steps=1", "loop.prompts_per_step=2", "checkpoint.interval=1", "report.tensorboard=false")
 SAMPLING = (
-    "rft.num_prompts=4", "rft.samples_per_prompt=6", "rft.include_truncated=true", "rft.min_reward=-inf",
-    "rft.min_margin=0.0", "report.progress=false",
-)  # fmt: skip
+    "rft.num_prompts=4",
+    "rft.samples_per_prompt=6",
+    "rft.include_truncated=true",
+    "rft.min_reward=-inf",
+    "rft.min_margin=0.0",
+    "report.progress=false",
+)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))

@@ -103,9 +103,15 @@ def scored_batch(shape: Shape) -> TensorDict:
 
 
 TOKEN_KEYS = (
-    "token_reward", "value", "old_logprob", "sampler_logprob", "teacher_logprob", "ref_logprob",
-    "sum_pi_squared", "old_entropy",
-)  # fmt: skip
+    "token_reward",
+    "value",
+    "old_logprob",
+    "sampler_logprob",
+    "teacher_logprob",
+    "ref_logprob",
+    "sum_pi_squared",
+    "old_entropy",
+)
 """Keys whose masked places are undefined."""
 
 

@@ -28,7 +28,7 @@ from tests.laws.estimate_batches import (
     tables,
     with_garbage,
     with_holes,
-)  # fmt: skip
+)
 from titanrl.ops.masked import where0
 
 TABLES = tables("advantage")

@@ -23,7 +23,7 @@ from tests.laws.estimate_batches import (
     scored_batch,
     shapes,
     tables,
-)  # fmt: skip
+)
 
 TABLES = tables("aggregation")
 every_table = pytest.mark.parametrize("table", TABLES, ids=label)

@@ -23,7 +23,7 @@ from tests.laws.estimate_batches import (
     tables,
     with_garbage,
     with_holes,
-)  # fmt: skip
+)
 from titanrl.protocols import CorrectionResult
 
 TABLES = tables("correction")

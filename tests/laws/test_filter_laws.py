@@ -21,7 +21,7 @@ from tests.laws.estimate_batches import (
     scored_batch,
     shapes,
     tables,
-)  # fmt: skip
+)
 
 TABLES = tables("filter")
 every_table = pytest.mark.parametrize("table", TABLES, ids=label)
@@ -49,7 +49,7 @@ def test_whole_groups_are_kept(table: dict[str, Any], shape: Shape) -> None:
 @given(shape=shapes, seed=st.integers(0, 99))
 def test_order_names_and_other_groups_do_not_matter(table: dict[str, Any], shape: Shape, seed: int) -> None:
     batch = scored_batch(shape)
-    # Rows of one group keep their order, since ties are told apart by it, but groups interleave at random.
+    # Rows of one group keep their order, since it decides ties, but groups interleave at random.
     order = permutations(batch, seed)
     for group in batch["group_id"].unique():
         places = batch["group_id"][order] == group

@@ -100,9 +100,12 @@ def policy_of(batch: TensorDict) -> PolicyOutputs:
     shape = batch["loss_mask"].shape
     noise = [torch.rand(shape, generator=generator) for _ in range(3)]
     return PolicyOutputs(
-        logprob=(batch["old_logprob"] + 0.3 * noise[0]).requires_grad_(), entropy=noise[1], value=noise[2],
-        sum_pi_squared=0.1 + 0.8 * noise[1], candidate_logprob=batch["candidate_logprob"] - 0.1,
-    )  # fmt: skip
+        logprob=(batch["old_logprob"] + 0.3 * noise[0]).requires_grad_(),
+        entropy=noise[1],
+        value=noise[2],
+        sum_pi_squared=0.1 + 0.8 * noise[1],
+        candidate_logprob=batch["candidate_logprob"] - 0.1,
+    )
 
 
 def evaluate(chosen: Algorithm, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch._inductor.compile_fx import compile_fx
 
 import titanrl
 from tests.laws import batches
@@ -42,6 +41,13 @@ class Counting:
 def run_eagerly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """A backend that generates no code: what is left of compilation is the capture of the graph."""
     return graph.forward
+
+
+def run_compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """The default backend; importing it takes seconds."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs)
 
 
 def float32(rows: int, length: int) -> tuple[PolicyOutputs, TensorDict]:
@@ -89,13 +95,13 @@ def test_loss_is_one_graph_for_all_lengths(table: Table) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("table", ALL, ids=map(table_id, ALL))
 def test_compiled_loss_equals_eager(table: Table) -> None:
-    check_all_lengths(Objective(loss=titanrl.build("loss", table)), compile_fx)
+    check_all_lengths(Objective(loss=titanrl.build("loss", table)), run_compiled)
 
 
 def test_compiled_objective_equals_eager() -> None:
     loss = titanrl.build("loss", {"name": "ppo_clip", "dual_clip": 2.0})
     kl = titanrl.build("kl", {"name": "k3", "gradient": "straight_through_k2"})
-    check_all_lengths(Objective(loss=loss, kl=kl, importance_weight=True, entropy=True), compile_fx)
+    check_all_lengths(Objective(loss=loss, kl=kl, importance_weight=True, entropy=True), run_compiled)
 
 
 def float_fields() -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,22 +40,28 @@ def python_files(*folders: str) -> list[Path]:
     return sorted({path for path in found if links.isdisjoint(path.parents)})
 
 
-def imports_of(source: str, name: str) -> Iterator[Import]:
-    def walk(node: ast.AST, top: bool) -> Iterator[Import]:
+def imports_of(source: str, name: str) -> list[Import]:
+    """Return the imports of a file, in the order of their lines."""
+    found: list[Import] = []
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(source, name), True)]
+    while nodes:
+        node, top = nodes.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bare = alias.asname is None and "." not in alias.name
-                yield Import(name, node.lineno, alias.name, top, bare)
+                found.append(Import(name, node.lineno, alias.name, top, bare))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno}: relative import; write the absolute name."
-            for alias in node.names:
-                yield Import(name, node.lineno, f"{node.module}.{alias.name}", top, False)
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [Import(name, node.lineno, module, top, False) for module in modules]
         is_type_checking = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         inner = top and not is_type_checking and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inner)
-
-    yield from walk(ast.parse(source, name), True)
+        nodes += [
+            (child, inner)
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+        ]
+    return sorted(found, key=lambda item: item.line)
 
 
 def under(module: str, *packages: str) -> bool:
@@ -66,39 +72,50 @@ def wrong(found: list[Import]) -> list[str]:
     return [f"{item.file}:{item.line} imports {item.module}" for item in found]
 
 
-ALL = [
-    item
-    for path in python_files("titanrl", "components", "tools", "tests", "benchmarks")
-    for item in imports_of(path.read_text(), str(path.relative_to(ROOT)))
-]
-SHIPPED = [item for item in ALL if item.file.startswith(("titanrl/", "components/"))]
-COMPONENTS = [item for item in SHIPPED if item.file.startswith("components/")]
+@cache
+def every() -> list[Import]:
+    """Return the imports of all files."""
+    return [
+        item
+        for path in python_files("titanrl", "components", "tools", "tests", "benchmarks")
+        for item in imports_of(path.read_text(), str(path.relative_to(ROOT)))
+    ]
+
+
+def shipped() -> list[Import]:
+    return [item for item in every() if item.file.startswith(("titanrl/", "components/"))]
+
+
+def components() -> list[Import]:
+    return [item for item in every() if item.file.startswith("components/")]
 
 
 def test_components_import_only_the_contracts() -> None:
     allowed = tuple(f"titanrl.{name}" for name in COMPONENT_MAY)
-    bad = [item for item in COMPONENTS if under(item.module, "titanrl") and not under(item.module, *allowed)]
+    bad = [
+        item for item in components() if under(item.module, "titanrl") and not under(item.module, *allowed)
+    ]
     # Components of several files import their own parts, and parts that they share.
     assert wrong([item for item in bad if not under(item.module, "titanrl.components")]) == []
 
 
 def test_components_import_torch_as_a_bare_package() -> None:
-    bad = [item for item in COMPONENTS if under(item.module, "torch") and item.top and not item.is_bare]
+    bad = [item for item in components() if under(item.module, "torch") and item.top and not item.is_bare]
     assert wrong(bad) == []
 
 
 def test_components_import_no_heavy_package_at_the_top() -> None:
     heavy = HEAVY - {"torch"} | {"reasoning_gym", "math_verify", "sympy"}
-    assert wrong([item for item in COMPONENTS if item.top and under(item.module, *heavy)]) == []
+    assert wrong([item for item in components() if item.top and under(item.module, *heavy)]) == []
 
 
 def test_components_hold_no_collectives() -> None:
-    bad = [item for item in COMPONENTS if under(item.module, "torch.distributed", "torchtitan")]
+    bad = [item for item in components() if under(item.module, "torch.distributed", "torchtitan")]
     assert wrong(bad) == []
 
 
 def test_torchtitan_only_in_engine_and_models() -> None:
-    found = [item for item in SHIPPED if under(item.module, "torchtitan")]
+    found = [item for item in shipped() if under(item.module, "torchtitan")]
     assert (
         wrong([item for item in found if not item.file.startswith(("titanrl/engine/", "titanrl/models/"))])
         == []
@@ -106,23 +123,23 @@ def test_torchtitan_only_in_engine_and_models() -> None:
 
 
 def test_vllm_only_in_its_samplers() -> None:
-    found = [item for item in SHIPPED if under(item.module, "vllm")]
+    found = [item for item in shipped() if under(item.module, "vllm")]
     assert wrong([item for item in found if not item.file.startswith("components/samplers/vllm")]) == []
 
 
 def test_components_are_imported_by_their_titanrl_name() -> None:
-    assert wrong([item for item in ALL if under(item.module, "components")]) == []
+    assert wrong([item for item in every() if under(item.module, "components")]) == []
 
 
 def test_command_line_imports_no_framework() -> None:
     light = [f"titanrl/{name}.py" for name in LIGHT]
     folders = tuple(f"titanrl/{name}/" for name in ("cli", "config", "protocols", "registry", "runtime"))
-    found = [item for item in SHIPPED if item.file in light or item.file.startswith(folders)]
+    found = [item for item in shipped() if item.file in light or item.file.startswith(folders)]
     assert wrong([item for item in found if item.top and under(item.module, *HEAVY)]) == []
 
 
 def test_ops_import_torch_as_a_bare_package() -> None:
-    found = [item for item in SHIPPED if item.file.startswith("titanrl/ops/") and item.top]
+    found = [item for item in shipped() if item.file.startswith("titanrl/ops/") and item.top]
     bad = [
         item for item in found if under(item.module, *HEAVY) and not (item.module == "torch" and item.is_bare)
     ]
@@ -130,10 +147,46 @@ def test_ops_import_torch_as_a_bare_package() -> None:
 
 
 LAYERS = (
-    "errors", "protocols", "registry", "ops", "runtime", "algorithm", "config", "models", "preflight",
-    "report", "engine", "data", "rollout", "eval", "training", "serve", "ablation", "recipes", "cli",
-)  # fmt: skip
+    "errors",
+    "protocols",
+    "registry",
+    "ops",
+    "runtime",
+    "algorithm",
+    "config",
+    "models",
+    "preflight",
+    "report",
+    "engine",
+    "data",
+    "rollout",
+    "eval",
+    "training",
+    "serve",
+    "ablation",
+    "recipes",
+    "cli",
+)
 """The packages of titanrl; each may import those before it."""
+
+UPWARDS = {"titanrl/rollout/generator.py"}
+"""Files that import a package above them: a generator reads parts of the training session."""
+
+
+def test_packages_import_only_packages_below_them() -> None:
+    level = {f"titanrl.{name}": i for i, name in enumerate(LAYERS)}
+
+    def package(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    upwards = [
+        item
+        for item in shipped()
+        if item.file.startswith("titanrl/") and item.file not in UPWARDS and item.top
+        for source in [package(item.file.removesuffix(".py").replace("/", "."))]
+        if source in level and level.get(package(item.module), -1) > level[source]
+    ]
+    assert wrong(upwards) == []
 
 
 def test_files_hold_one_idea() -> None:

@@ -43,11 +43,17 @@ def test_several_equally_close_names_are_all_suggested() -> None:
 @pytest.mark.parametrize(
     ("value", "interval", "is_in"),
     [
-        (0, "[0, 1)", True), (0, "(0, 1)", False), (1, "[0, 1)", False), (1, "(0, 1]", True),
-        (float("inf"), "(0, inf]", True), (float("inf"), "(0, inf)", False), (-1, "(-inf, 0]", True),
-        (float("nan"), "(-inf, inf)", False), (None, "(0, 1)", True),
+        (0, "[0, 1)", True),
+        (0, "(0, 1)", False),
+        (1, "[0, 1)", False),
+        (1, "(0, 1]", True),
+        (float("inf"), "(0, inf]", True),
+        (float("inf"), "(0, inf)", False),
+        (-1, "(-inf, 0]", True),
+        (float("nan"), "(-inf, inf)", False),
+        (None, "(0, 1)", True),
     ],
-)  # fmt: skip
+)
 def test_check_range_accepts_values_of_the_interval(value: float | None, interval: str, is_in: bool) -> None:
     settings = SimpleNamespace(clip=value)
     if is_in:

@@ -80,6 +80,7 @@ def test_loss_of_the_readme_passes_the_property_tests_of_every_loss(folder, law:
     law(table=LOSS)
 
 
+@pytest.mark.slow
 def test_loss_of_the_readme_compiles_to_one_graph_for_all_lengths(folder):
     load(folder / "my_experiment.toml")
     compile_laws.test_loss_is_one_graph_for_all_lengths(LOSS)

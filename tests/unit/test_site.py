@@ -44,6 +44,7 @@ def test_every_page_is_in_the_menu() -> None:
         assert f"'{page.name}'" in nav, f"mkdocs.yml: add {page.name} to nav"
 
 
+@pytest.mark.slow
 def test_site_builds_and_every_link_resolves(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -60,8 +60,8 @@ class RFTFolder:
         # Read as of today: what was begun before some key was there has that key's default.
         if keys := difference(to_table(load(self.config)), self._resolved):
             raise ConfigError(
-                f"--output names '{self.path}', begun with other values of {keys}; name a new folder, or give "
-                "the same experiment to carry on."
+                f"--output names '{self.path}', begun with other values of {keys}; name a new folder, or "
+                "give the same experiment to carry on."
             )
         return sum(1 for _ in read_jsonl(self.prompts)) if self.prompts.is_file() else 0
 

@@ -125,6 +125,7 @@ def test_more_than_eight_seeds_are_reported_as_minimum_median_and_maximum() -> N
     assert last_column(9) == ("min, median, max", "0 16 64")
 
 
+@pytest.mark.slow
 def test_report_states_results_and_method(ablation: Ablation, finish: Finish) -> None:
     head = 'title = "Which?"\n[[expect]]\nvariant = "clip_high=0.28"\ndirection = "higher"'
     planned = plan(ablation(head=head))

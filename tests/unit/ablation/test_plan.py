@@ -1,4 +1,4 @@
-"""An ablation file becomes checked runs and commands; every mistake is told before one of them begins."""
+"""An ablation file becomes checked runs and commands; every error is reported before one of them begins."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from titanrl.errors import ConfigError
 def test_runs_are_those_of_every_variant_and_seed(ablation: Ablation) -> None:
     planned = plan(ablation())
     assert [(run.variant, run.seed) for run in planned.runs[:3]] == [
-        ("clip_high=0.2", 0), ("clip_high=0.28", 0), ("clip_high=0.2", 1),
-    ]  # fmt: skip
+        ("clip_high=0.2", 0),
+        ("clip_high=0.28", 0),
+        ("clip_high=0.2", 1),
+    ]
     assert len(planned.runs) == 6
     last = planned.runs[-1]
     assert last.experiment.algorithm.loss.clip_high == 0.28  # type: ignore[attr-defined]
@@ -84,7 +86,7 @@ def test_errors_of_the_ablation_file_are_reported_together(ablation: Ablation) -
         ('metrics = ["eval/score"]', r"\[evaluation\] is missing, but a metric"),
         ("[budgets]\nsteps = [1, 3]", r"\[budgets\] steps must be <= \[loop\] steps = 2, got \[3\]"),
     ],
-)  # fmt: skip
+)
 def test_inconsistent_keys_are_refused(ablation: Ablation, head: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(ablation(head=head))

@@ -58,10 +58,13 @@ def test_named_variants_are_partial_experiment_files() -> None:
     """)
     assert found[0] == Variant("plain", ())
     assert found[1].overrides == (
-        "algorithm.kl=", "reference=", "algorithm.loss.clip_high=inf",
-        'algorithm.filter=[{name = "zero_variance"}]', 'algorithm.advantage={name = "grpo", std = "none"}',
+        "algorithm.kl=",
+        "reference=",
+        "algorithm.loss.clip_high=inf",
+        'algorithm.filter=[{name = "zero_variance"}]',
+        'algorithm.advantage={name = "grpo", std = "none"}',
         "critic={}",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,15 @@ def test_advantages_of_a_square_batch_equal_those_of_a_padded_one(table: dict[st
         for key in ("token_reward", "value", "old_logprob", "teacher_logprob", "sum_pi_squared")
     }
     square = batch_of(
-        loss_mask=torch.ones(4, 4, dtype=torch.bool), group_id=[0, 0, 1, 1], reward=[1.0, 0.25, 0.5, 0.75],
-        baseline_reward=torch.rand(4, generator=generator), final_value=torch.zeros(4),
-        finish_reason=torch.zeros(4, dtype=torch.int8), agent_id=[0, 0, 0, 0], **keys,
-    )  # fmt: skip
+        loss_mask=torch.ones(4, 4, dtype=torch.bool),
+        group_id=[0, 0, 1, 1],
+        reward=[1.0, 0.25, 0.5, 0.75],
+        baseline_reward=torch.rand(4, generator=generator),
+        final_value=torch.zeros(4),
+        finish_reason=torch.zeros(4, dtype=torch.int8),
+        agent_id=[0, 0, 0, 0],
+        **keys,
+    )
     scores = {name: torch.rand(4, generator=generator) for name in table.get("rewards", ())}
     square["rewards"] = batch_of(loss_mask=square["loss_mask"], **scores)
     wide = square.apply(lambda x: torch.nn.functional.pad(x, (0, 3)) if x.ndim == 2 else x)
@@ -125,9 +130,13 @@ def test_explained_variance_is_absent_for_constant_returns(
     """One row whose rewards-to-go are the returns."""
     to_go = torch.tensor([[*returns, 0.0]])
     batch = batch_of(
-        loss_mask=[[True] * len(returns)], group_id=[0], reward=[0.0], finish_reason=[0],
-        value=torch.tensor([value]).float(), token_reward=to_go[:, :-1] - to_go[:, 1:],
-    )  # fmt: skip
+        loss_mask=[[True] * len(returns)],
+        group_id=[0],
+        reward=[0.0],
+        finish_reason=[0],
+        value=torch.tensor([value]).float(),
+        token_reward=to_go[:, :-1] - to_go[:, 1:],
+    )
     chosen = algorithm(advantage={"name": "gae", "lam": 1.0, "whiten": False})
     got, metrics = compute_advantages(batch, chosen)
     assert got["returns"].tolist() == [returns]

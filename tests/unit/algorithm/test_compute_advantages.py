@@ -166,10 +166,12 @@ def test_filters_that_drop_every_row_give_an_empty_batch() -> None:
     got, metrics = compute_advantages(
         batch,
         algorithm(
-            advantage={"name": "gae"}, filter=[{"name": "zero_variance"}], correction=[{"name": "tis"}],
+            advantage={"name": "gae"},
+            filter=[{"name": "zero_variance"}],
+            correction=[{"name": "tis"}],
             kl={"placement": "reward", "coefficient": 0.1},
         ),
-    )  # fmt: skip
+    )
     assert len(got) == 0
     assert metrics["filter/kept_fraction"] == 0
     assert metrics["advantage/frac_zero_std"] == 1
@@ -262,9 +264,11 @@ def test_compute_advantages_does_not_modify_its_input() -> None:
     del batch["advantage"]
     before, keys = batch.clone(), set(batch.keys(True))
     chosen = algorithm(
-        advantage={"name": "gae"}, correction=[{"name": "tis"}, {"name": "top_entropy"}],
-        kl={"placement": "reward", "coefficient": 0.1}, denominator="kept",
-    )  # fmt: skip
+        advantage={"name": "gae"},
+        correction=[{"name": "tis"}, {"name": "top_entropy"}],
+        kl={"placement": "reward", "coefficient": 0.1},
+        denominator="kept",
+    )
     got, _ = compute_advantages(batch.lock_(), chosen)
     compute_loss_weights(got.lock_(), chosen)
     assert set(batch.keys(True)) == keys

@@ -24,9 +24,12 @@ KL_GRADIENT = [-0.029896, -0.222218, 0.252114]
 @pytest.mark.parametrize("placement", ["reward", "advantage"])
 def test_kl_metric_does_not_depend_on_the_reward(placement: str, reward: float) -> None:
     batch = batch_of(
-        loss_mask=[[True, True]], group_id=[0], reward=[reward],
-        old_logprob=[[-1.0, -1.0]], ref_logprob=[[-1.2, -1.4]],
-    )  # fmt: skip
+        loss_mask=[[True, True]],
+        group_id=[0],
+        reward=[reward],
+        old_logprob=[[-1.0, -1.0]],
+        ref_logprob=[[-1.2, -1.4]],
+    )
     chosen = algorithm(
         kl={"placement": placement, "coefficient": 0.1},
         advantage={"name": "reinforce_plus_plus", "whiten": False},
@@ -61,9 +64,12 @@ def test_kl_metric_in_the_loss_does_not_depend_on_the_advantage() -> None:
 def test_token_kl_is_subtracted_once_from_the_reward() -> None:
     """RLOO's score is the sum of token rewards, .94 and 0; two rows leave .94 and -.94."""
     batch = batch_of(
-        loss_mask=[[True] * 3] * 2, group_id=[0, 0], reward=[1.0, 0.0],
-        old_logprob=[[-1.0, -1.0, -1.0]] * 2, ref_logprob=[[-1.1, -1.2, -1.3], [-1.0] * 3],
-    )  # fmt: skip
+        loss_mask=[[True] * 3] * 2,
+        group_id=[0, 0],
+        reward=[1.0, 0.0],
+        old_logprob=[[-1.0, -1.0, -1.0]] * 2,
+        ref_logprob=[[-1.1, -1.2, -1.3], [-1.0] * 3],
+    )
     chosen = algorithm(
         kl={"placement": "reward", "coefficient": 0.1}, advantage={"name": "rloo", "source": "token_reward"}
     )
@@ -97,9 +103,12 @@ def test_expected_kl_gradient_equals_the_exact_gradient(kl: dict[str, str], impo
     logprob = logits.log_softmax(0)
     old = logprob.detach()
     batch = batch_of(
-        loss_mask=[[True]] * 3, group_id=[0, 1, 2], reward=[0.0] * 3,
-        old_logprob=old[:, None], ref_logprob=REF_LOGPROB[:, None],
-    )  # fmt: skip
+        loss_mask=[[True]] * 3,
+        group_id=[0, 1, 2],
+        reward=[0.0] * 3,
+        old_logprob=old[:, None],
+        ref_logprob=REF_LOGPROB[:, None],
+    )
     advantage = {"name": "reinforce_plus_plus", "whiten": False}
     chosen = algorithm(kl={"coefficient": 1.0, **kl}, advantage=advantage)
     rows = compute_loss_weights(compute_advantages(batch, chosen)[0], chosen)

@@ -155,9 +155,10 @@ def test_grpo_keeps_a_standard_deviation_near_float_precision() -> None:
 def test_group_advantages_do_not_depend_on_how_ranks_split_a_group() -> None:
     """Gathering rank by rank interleaves the groups: ranks hold rows 0-1 and 2-3 of each group of four."""
     one = batch_of(
-        loss_mask=[[True, True]] * 8, group_id=[0] * 4 + [1] * 4,
+        loss_mask=[[True, True]] * 8,
+        group_id=[0] * 4 + [1] * 4,
         reward=[0.1, 0.7, 0.35, 1.0, 0.0, 0.3, 0.35, 0.9],
-    )  # fmt: skip
+    )
     gathered = torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
     for name in ("grpo", "rloo", "opo", "max_rl", "soft_baseline"):
         estimator = titanrl.build("advantage", {"name": name})
@@ -169,9 +170,12 @@ def test_zero_std_group_keeps_its_kl_gradient_and_its_tokens() -> None:
     """By design: its advantage is 0, but its KL gradient and its tokens count (TRL #7068)."""
     chosen = algorithm(advantage={"name": "grpo"}, kl={"placement": "loss", "coefficient": 0.1})
     batch = batch_of(
-        loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[0.35, 0.35, 1.0, 0.0],
-        old_logprob=torch.full((4, 1), -1.0), ref_logprob=torch.full((4, 1), -1.5),
-    )  # fmt: skip
+        loss_mask=[[True]] * 4,
+        group_id=[0, 0, 1, 1],
+        reward=[0.35, 0.35, 1.0, 0.0],
+        old_logprob=torch.full((4, 1), -1.0),
+        ref_logprob=torch.full((4, 1), -1.5),
+    )
     got, _ = compute_advantages(batch, chosen)
     weighed = compute_loss_weights(got, chosen)
     assert not weighed["advantage"][:2].any()
@@ -193,6 +197,7 @@ def test_token_metrics_are_reduced_as_sums_and_counts() -> None:
     assert means(add(*ranks))["loss/entropy"] == pytest.approx(0.4)
 
 
+@pytest.mark.slow
 def test_entropy_quantile_ignores_padding_and_takes_more_than_2_24_tokens() -> None:
     entropy = torch.arange(10.0)
     mask = torch.arange(10) < 5
@@ -206,9 +211,12 @@ def test_entropy_quantile_ignores_padding_and_takes_more_than_2_24_tokens() -> N
 
 def test_metrics_of_empty_selections_are_absent() -> None:
     batch = batch_of(
-        loss_mask=torch.zeros(2, 3, dtype=torch.bool), group_id=[0, 0], reward=[math.nan, math.nan],
-        old_logprob=torch.zeros(2, 3), sampler_logprob=torch.zeros(2, 3),
-    )  # fmt: skip
+        loss_mask=torch.zeros(2, 3, dtype=torch.bool),
+        group_id=[0, 0],
+        reward=[math.nan, math.nan],
+        old_logprob=torch.zeros(2, 3),
+        sampler_logprob=torch.zeros(2, 3),
+    )
     got, metrics = compute_advantages(
         batch, algorithm(advantage={"name": "grpo"}, correction=[{"name": "tis"}])
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -45,6 +46,7 @@ def gradients(total: torch.Tensor, policy: PolicyOutputs) -> tuple[torch.Tensor 
     return torch.autograd.grad(total, [policy.logprob, policy.entropy], allow_unused=True)
 
 
+@pytest.mark.slow
 def test_compiled_gradient_follows_the_scale_of_the_loss() -> None:
     policy, batch = step()
     eager = objective(entropy=True)
@@ -57,6 +59,7 @@ def test_compiled_gradient_follows_the_scale_of_the_loss() -> None:
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.slow
 def test_compiled_on_policy_objective_stops_the_gradient_through_old_logprob() -> None:
     policy, batch = step()
     eager = objective(on_policy=True)
@@ -68,6 +71,7 @@ def test_compiled_on_policy_objective_stops_the_gradient_through_old_logprob() -
         assert sums["loss/approx_kl"][0] == 0
 
 
+@pytest.mark.slow
 def test_compiled_objective_gives_no_gradient_to_unused_inputs() -> None:
     """A gradient of zeros would cost the head a pass over the vocabulary."""
     policy, batch = step()
@@ -76,6 +80,7 @@ def test_compiled_objective_gives_no_gradient_to_unused_inputs() -> None:
     assert not any(value.requires_grad for pair in sums.values() for value in pair)
 
 
+@pytest.mark.slow
 def test_compiled_objective_does_not_modify_the_batch() -> None:
     policy, batch = step()
     before = batch.clone()
@@ -96,6 +101,7 @@ def test_sequence_loss_counts_per_token_and_its_metric_once_per_row() -> None:
     assert [value.item() for value in sums["loss/row"]] == [2.0 + 5.0, 2.0]
 
 
+@pytest.mark.slow
 def test_objectives_have_separate_recompile_limits() -> None:
     policy, batch = step()
     with torch._dynamo.config.patch(recompile_limit=1):

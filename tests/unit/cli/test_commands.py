@@ -38,6 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
     return seen
 
 
+@pytest.mark.slow
 def test_version_and_help_print() -> None:
     assert titanrl("--version").output.strip() == __version__
     for command in ("train", "check", "show", "components", "model", "export", "ablate", "serve"):
@@ -215,10 +216,19 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
     titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
     assert commands == [
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
-            "titanrl", "train", str(file), "--set=loop.steps=3", "--resume",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "titanrl",
+            "train",
+            str(file),
+            "--set=loop.steps=3",
+            "--resume",
         ]
-    ]  # fmt: skip
+    ]
 
 
 def test_train_under_a_launcher_is_one_rank_and_starts_nothing(

@@ -106,8 +106,14 @@ def test_scan_looks_for_held_out_rows_in_the_training_rows(supervised: Path, tmp
 
 def test_histogram_has_round_edges_and_holds_every_row_once() -> None:
     assert list(histogram([3, 7, 7, 31])) == [
-        (0, 4, 1), (5, 9, 2), (10, 14, 0), (15, 19, 0), (20, 24, 0), (25, 29, 0), (30, 34, 1),
-    ]  # fmt: skip
+        (0, 4, 1),
+        (5, 9, 2),
+        (10, 14, 0),
+        (15, 19, 0),
+        (20, 24, 0),
+        (25, 29, 0),
+        (30, 34, 1),
+    ]
     assert list(histogram([5])) == [(5, 5, 1)]
     for top in (11, 12, 99, 1000, 123_457):
         bins = list(histogram([1, top]))

@@ -22,12 +22,19 @@ assert not heavy, heavy
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", "FILE"], ["show", "FILE"], ["show", "--schema"], ["components"],
-     ["components", "loss", "ppo_clip"]],
+    [
+        ["--help"],
+        ["check", "FILE"],
+        ["show", "FILE"],
+        ["show", "--schema"],
+        ["components"],
+        ["components", "loss", "ppo_clip"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
     file: Path, arguments: list[str]
 ) -> None:
@@ -56,6 +63,7 @@ assert float(torch.nn.functional.relu(torch.tensor(-1.0))) == 0.0
 """
 
 
+@pytest.mark.slow
 def test_lazy_torch_is_torch_once_it_is_used() -> None:
     result = subprocess.run([sys.executable, "-c", WAKING], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -115,10 +115,12 @@ def test_optimal_token_baseline_by_hand() -> None:
 
 def test_gae_is_zero_on_an_unscored_row() -> None:
     batch = batch_of(
-        [0.0, 0.0], [0, 0], loss_mask=torch.tensor([[True, False, True]] * 2),
+        [0.0, 0.0],
+        [0, 0],
+        loss_mask=torch.tensor([[True, False, True]] * 2),
         token_reward=torch.tensor([[0.0, NAN, NAN], [0.0, NAN, 1.0]]),
         value=torch.tensor([[0.5, NAN, 0.25]] * 2),
-    )  # fmt: skip
+    )
     for whiten in (True, False):
         got = titanrl.build("advantage", {"name": "gae", "whiten": whiten})(batch)
         assert got.advantage[0].tolist() == [0.0, 0.0, 0.0]

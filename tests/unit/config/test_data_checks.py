@@ -98,7 +98,7 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
         ),
         (["data.formt=ranked"], "[data] formt is not a key of source 'dataset', got 'ranked'; did you mean"),
     ],
-)  # fmt: skip
+)
 def test_tables_incompatible_with_data_are_refused(write: Write, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(DPO), overrides)
@@ -153,15 +153,19 @@ def test_tables_incompatible_with_prompts_are_refused(
         ["algorithm.loss={name='pairwise_ranking'}", "reference=", "data.format=ranked", "model.head=value"],
         ["algorithm.loss={name='process_bce'}", "reference=", "data.format=stepwise", "model.head=value"],
         [
-            "algorithm.loss={name='sft'}", "reference=", "data.format=ranked",
+            "algorithm.loss={name='sft'}",
+            "reference=",
+            "data.format=ranked",
             "algorithm.filter=[{name='best_of_n', keep=1}]",
         ],
         [
-            "algorithm.loss={name='reinforce'}", "reference=", "data.format=ranked",
+            "algorithm.loss={name='reinforce'}",
+            "reference=",
+            "data.format=ranked",
             "algorithm.advantage={name='grpo'}",
         ],
     ],
-)  # fmt: skip
+)
 def test_tables_compatible_with_data_round_trip(write: Write, overrides: list[str]) -> None:
     experiment = load(write(DPO), overrides)
     assert load(write(dumps(experiment), "again.toml"), ["run.name=experiment"]) == experiment

@@ -39,10 +39,11 @@ def test_declarations_of_a_name_have_one_default() -> None:
 
 def test_unknown_declaration_is_refused_with_the_nearest_name() -> None:
     refused(
-        "loss", class_with(couple_group=True),
+        "loss",
+        class_with(couple_group=True),
         "loss 'mine': 'couple_group' is no declaration of a loss; did you mean 'couples_group'? "
         "declarations: in_keys, needs, ",
-    )  # fmt: skip
+    )
     message = "advantage 'mine': 'couples_group' is no declaration of an advantage;"
     refused("advantage", class_with(couples_group=True), message)
     refused("loss", class_with(inkeys=property(lambda self: ())), "loss 'mine': 'inkeys' is no declaration")

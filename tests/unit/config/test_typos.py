@@ -81,6 +81,7 @@ def test_shipped_file_is_valid(path: Path) -> None:
     load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_typo_in_any_key_is_refused_with_a_suggestion(path: Path) -> None:
     table = read(path).table

@@ -93,8 +93,10 @@ def test_single_turn_batch_equals_a_slow_reference_bitwise(seed: int) -> None:
     assert batch["policy_version"].tolist() == [7] * len(requests)
     dtypes = {key: batch[key].dtype for key in ("sampler_logprob", "finish_reason", "policy_version_token")}
     assert dtypes == {
-        "sampler_logprob": torch.float32, "finish_reason": torch.int8, "policy_version_token": torch.int32,
-    }  # fmt: skip
+        "sampler_logprob": torch.float32,
+        "finish_reason": torch.int8,
+        "policy_version_token": torch.int32,
+    }
 
 
 def test_only_tokens_that_the_policy_sampled_are_trained() -> None:

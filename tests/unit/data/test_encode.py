@@ -17,13 +17,17 @@ END = 2
 """Id of the tiny tokenizer's <eos>."""
 SYSTEM = {"role": "system", "content": "be brief"}
 CHAT = (
-    {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "and 2+2"}, {"role": "assistant", "content": "4"},
-)  # fmt: skip
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "and 2+2"},
+    {"role": "assistant", "content": "4"},
+)
 THINKING = (
-    {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "<t>hm</t>2"},
-    {"role": "user", "content": "and 2+2"}, {"role": "assistant", "content": "<t>ah</t>4"},
-)  # fmt: skip
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "<t>hm</t>2"},
+    {"role": "user", "content": "and 2+2"},
+    {"role": "assistant", "content": "<t>ah</t>4"},
+)
 TURN = "{{ message['role'] }}: {{ message['content'] }}"
 PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
 NO_END = "{% for message in messages %}" + TURN + "\n{% endfor %}" + PROMPT

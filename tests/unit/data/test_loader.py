@@ -43,6 +43,7 @@ def taken(loader: Loader[str], count: int) -> list[tuple[int, str]]:
     return [next(loader) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_num_workers_may_change_on_resume_without_changing_examples() -> None:
     torch.manual_seed(0)
     random = torch.get_rng_state()
@@ -61,10 +62,11 @@ def test_num_workers_may_change_on_resume_without_changing_examples() -> None:
     assert torch.equal(torch.get_rng_state(), random), "the run's random numbers are its own"
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_loader_is_closed_and_restart_on_use(recwarn: pytest.WarningsRecorder) -> None:
     loader = Loader(read, order(), Workers(1))
     assert loader.state_dict() == {"position": 0}
-    assert not multiprocessing.active_children(), "nobody is started before the first example is taken"
+    assert not multiprocessing.active_children(), "no worker is started before the first example is taken"
     taken(loader, 2)
     assert len(multiprocessing.active_children()) == 1
     loader.close()
@@ -75,6 +77,7 @@ def test_workers_end_when_the_loader_is_closed_and_restart_on_use(recwarn: pytes
     assert not [each for each in recwarn if "torchdata" in each.filename]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_of_an_example_is_raised_when_it_is_read(workers: int) -> None:
     loader = Loader(partial(read, bad=BAD), order(), Workers(workers, ahead=SIZE))
@@ -93,6 +96,7 @@ def test_unpicklable_dataset_is_refused_with_a_remedy() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_workers_read_a_slow_source_while_a_step_computes() -> None:
     """Ten examples of 20 ms take a step 0.2 s by itself, and next to nothing when two workers are ahead."""
     step, spent = 10, {}

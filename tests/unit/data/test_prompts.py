@@ -57,8 +57,13 @@ def test_resumed_prompt_loader_continues_also_at_an_epochs_end_and_twice(stop):
 def test_rows_of_a_prompt_share_its_group_and_count_their_samples():
     rows = feed(3, shuffle=False).next_batch(2, 3, first_group=5)
     assert [(row.prompt_index, row.sample_index, row.text) for row in rows] == [
-        (5, 0, "0"), (5, 1, "0"), (5, 2, "0"), (6, 0, "1"), (6, 1, "1"), (6, 2, "1"),
-    ]  # fmt: skip
+        (5, 0, "0"),
+        (5, 1, "0"),
+        (5, 2, "0"),
+        (6, 0, "1"),
+        (6, 1, "1"),
+        (6, 2, "1"),
+    ]
 
 
 def test_prompt_that_the_template_refuses_is_named():
@@ -85,10 +90,12 @@ def test_identity_of_a_prompt_is_its_source_and_messages_alone() -> None:
     same = prompt_id("jsonl", Prompt("1 + 1?", answer="2", columns={"level": 1}))
     assert same == prompt_id("jsonl", Prompt("1 + 1?"))
     others = [
-        prompt_id("other", Prompt("1 + 1?")), prompt_id("jsonl", Prompt("1 + 2?")),
-        prompt_id("jsonl", Prompt(chat)), prompt_id("jsonl", Prompt("1 + 1?", id="7")),
+        prompt_id("other", Prompt("1 + 1?")),
+        prompt_id("jsonl", Prompt("1 + 2?")),
+        prompt_id("jsonl", Prompt(chat)),
+        prompt_id("jsonl", Prompt("1 + 1?", id="7")),
         prompt_id("jsonl", Prompt("x", id="8")),
-    ]  # fmt: skip
+    ]
     assert len({same, *others}) == 6
     assert all(0 <= each < 2**63 for each in others)
     assert prompt_id("jsonl", Prompt("edited", id="7")) == others[3]
@@ -123,13 +130,20 @@ def test_identity_follows_the_prompt_through_every_order_and_duplicates_share_it
 
 def test_columns_of_the_row_reach_every_request_as_json_values() -> None:
     row = {
-        "level": numpy.int64(3), "tests": ("a", {"in": b"x"}), "day": datetime.date(2026, 1, 2), "none": None,
+        "level": numpy.int64(3),
+        "tests": ("a", {"in": b"x"}),
+        "day": datetime.date(2026, 1, 2),
+        "none": None,
         "vector": numpy.array([1.5, 2.0]),
-    }  # fmt: skip
+    }
     loader = PromptLoader(Rows(Prompt("q", columns=row)), lambda _: [1], seed=0, max_prompt_tokens=4)
     expected = {
-        "level": 3, "tests": ["a", {"in": "b'x'"}], "day": "2026-01-02", "none": None, "vector": [1.5, 2.0],
-    }  # fmt: skip
+        "level": 3,
+        "tests": ["a", {"in": "b'x'"}],
+        "day": "2026-01-02",
+        "none": None,
+        "vector": [1.5, 2.0],
+    }
     requests = loader.next_batch(1, 2)
     assert [request.columns for request in requests] == [expected, expected]
     assert pickle.loads(pickle.dumps(requests)) == requests

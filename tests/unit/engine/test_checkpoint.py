@@ -62,6 +62,7 @@ def go_on(
             engine.save(position.step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "mode"), [(1, "disabled"), (3, "disabled"), (3, "async")])
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
     tmp_path: Path, make_engine: Make, objective: Objective, stop: int, mode: str
@@ -122,6 +123,7 @@ def test_repeated_step_is_unmarked_while_it_is_written(
     assert position.step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("free", "mode", "error", "says"),
     [
@@ -131,9 +133,15 @@ def test_repeated_step_is_unmarked_while_it_is_written(
     ],
 )
 def test_full_disk_is_reported_and_keeps_the_previous_checkpoint(
-    tmp_path: Path, make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch,
-    free: int, mode: str, error: type[BaseException], says: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    make_engine: Make,
+    objective: Objective,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    mode: str,
+    error: type[BaseException],
+    says: str,
+) -> None:
     def write(*_: Any, **__: Any) -> None:
         raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a file that ends too early
 

@@ -38,6 +38,7 @@ def test_compiled_update_follows_every_float_and_equals_eager(make_engine: Calla
     assert len(set(clipped[:6])) == 6
 
 
+@pytest.mark.slow
 def test_twelve_steps_of_changing_sizes_compile_each_function_at_most_twice(
     make_engine: Callable[..., Engine], objective: Objective
 ) -> None:
@@ -58,6 +59,7 @@ def test_twelve_steps_of_changing_sizes_compile_each_function_at_most_twice(
     assert 3 <= len(graphs) <= 6
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_two_graphs_over_changing_lengths(
     make_engine: Callable[..., Engine], objective: Objective
 ) -> None:

@@ -36,6 +36,7 @@ def live_bytes() -> int:
     return sum(found.values())
 
 
+@pytest.mark.slow
 def test_live_tensors_are_constant_from_the_second_step_on(make_engine: Make, objective: Objective) -> None:
     engine = make_engine(with_reference=True)
     sizes = []
@@ -48,6 +49,7 @@ def test_live_tensors_are_constant_from_the_second_step_on(make_engine: Make, ob
     assert len(set(sizes[1:])) == 1, sizes
 
 
+@pytest.mark.slow
 def test_peak_does_not_grow_with_the_number_of_micro_batches(
     make_engine: Make, objective: Objective, tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_parameter_count_equals_the_models(tmp_path: Path, make_engine: Make, fa
     assert sum(parameters(read_config(folder), is_value_model=False)) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 def test_memory_estimate_is_within_15_percent_of_an_update(
     tmp_path: Path, make_engine: Make, objective: Objective, family: str

@@ -31,6 +31,7 @@ print(*sizes)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="The kernel must tell what a process holds.")
 def test_malloc_trimmer_returns_freed_memory_when_usage_grows() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)

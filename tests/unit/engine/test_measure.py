@@ -64,6 +64,7 @@ def test_measure_gives_the_metrics_of_an_update_without_updating(
     assert measured(engine, batch, {"name": "dpo"}) != measures[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo", "cpo"])
 def test_pair_loss_does_not_depend_on_the_layout(make_engine: Callable[..., Engine], name: str) -> None:
     batch, table = pairs(), {"name": name}

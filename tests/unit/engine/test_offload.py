@@ -104,9 +104,13 @@ def test_memory_estimate_moves_offloaded_weights_to_the_host(model_folder: Path)
             name="policy", config=config, is_value_model=False, dtype="float32", optimizer=Optimizer()
         )
         reference = Model(
-            name="reference", config=config, is_value_model=False, dtype="bfloat16", optimizer=None,
+            name="reference",
+            config=config,
+            is_value_model=False,
+            dtype="bfloat16",
+            optimizer=None,
             offload=offload,
-        )  # fmt: skip
+        )
         training = Training(max_tokens_per_microbatch=tokens)
         found = estimate_memory([policy, reference], Parallelism(), training, ActivationCheckpoint(), 2)
         return {each.name: (each.size, each.is_on_host) for each in found}

@@ -41,6 +41,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("max_tokens", [1, 120])
 def test_logprobs_do_not_depend_on_padding_or_neighbouring_rows(

@@ -36,9 +36,15 @@ def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str)
     device = init_distributed()
     module = Product()
     model = SimpleNamespace(
-        parts=[module], stages=[PipelineStage(module, 0, 1, device)], schedule_name=schedule, schedule=None,
-        schedule_sizes=(0, 0), is_first=True, is_last=True, inner_attention=None,
-    )  # fmt: skip
+        parts=[module],
+        stages=[PipelineStage(module, 0, 1, device)],
+        schedule_name=schedule,
+        schedule=None,
+        schedule_sizes=(0, 0),
+        is_first=True,
+        is_last=True,
+        inner_attention=None,
+    )
 
     def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[0, micro_batch.gather_index].sum()

@@ -18,6 +18,7 @@ Make = Callable[..., Engine]
 Family = Literal["llama", "qwen3", "qwen3_moe", "deepseek_v3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tied"),
     [

@@ -126,6 +126,7 @@ def test_value_head_of_a_shared_critic_is_only_in_checkpoints(
     assert all(torch.equal(value, streamed[name]) for name, value in plain.weights())
 
 
+@pytest.mark.slow
 def test_checkpoint_restores_the_critics_head(
     tmp_path: Path, make_engine: Make, objective: Objective
 ) -> None:
@@ -147,6 +148,7 @@ def test_checkpoint_restores_the_critics_head(
     assert torch.equal(*seen)
 
 
+@pytest.mark.slow
 def test_compiled_update_equals_eager(make_engine: Make, objective: Objective) -> None:
     seen = []
     for enable in (False, True):

@@ -14,11 +14,14 @@ from titanrl.engine import Engine, build
 Make = Callable[..., Engine]
 
 
-@pytest.mark.parametrize(("dtype", "compute", "wrapped"), [
-    ("float32", "float32", False),
-    ("bfloat16", "bfloat16", False),
-    ("float32", "bfloat16", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "compute", "wrapped"),
+    [
+        ("float32", "float32", False),
+        ("bfloat16", "bfloat16", False),
+        ("float32", "bfloat16", True),
+    ],
+)
 def test_fsdp_wraps_only_modules_with_mixed_precision(
     make_engine: Make, dtype: str, compute: str, wrapped: bool
 ) -> None:

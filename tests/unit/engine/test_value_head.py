@@ -170,6 +170,7 @@ def test_update_gradient_equals_autograd_on_transformers(
         torch.testing.assert_close(seen[0][ours], theirs[name].grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_update_of_values_is_one_graph_and_equals_eager(
     make_engine: Make, value_folder: Path, objective: Objective
 ) -> None:

@@ -82,6 +82,7 @@ torch.save([step(engine, 2), step(engine, 3)], folder / "resumed.pt")
 """
 
 
+@pytest.mark.slow
 def test_resumed_critic_continues_bitwise_in_a_new_process(
     tmp_path: Path, make_engine: Make, model_folder: Path
 ) -> None:
@@ -95,8 +96,11 @@ def test_resumed_critic_continues_bitwise_in_a_new_process(
     assert not torch.equal(before[0], before[1])
     done = subprocess.run(
         [sys.executable, "-c", RESUME, str(tmp_path), str(model_folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     for resumed, uninterrupted in zip(torch.load(tmp_path / "resumed.pt"), whole, strict=True):
         assert torch.equal(resumed, uninterrupted)

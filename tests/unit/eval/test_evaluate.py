@@ -65,8 +65,8 @@ def test_single_graded_score_has_no_interval():
     assert interval([0.5]) == (-math.inf, math.inf)
 
 
-class Judged(CountedLetters):
-    """Answers of one to as many letters as a prompt has answers; one of them has the four that are right."""
+class GroupLetters(CountedLetters):
+    """Responses of one, two, ... letters to a prompt; one of them has the four letters that are correct."""
 
     def sample(self, rows: Sequence[RolloutRequest], **_: Any) -> list[Completion]:
         return super().sample(rows, step=0, seed=0, greedy=False)
@@ -76,8 +76,8 @@ def encode(prompt: Any) -> list[int]:
     return [ord(prompt.messages)]
 
 
-def judged(samples: int, best_of_reward: str | None = None) -> dict[str, float]:
-    """Returns the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
+def group_metrics(samples: int, best_of_reward: str | None = None) -> dict[str, float]:
+    """Return the metrics of three prompts; the rewards are 1 for four letters, and 1 for five."""
     prompts = [Prompt(letter) for letter in "abc"]
     feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
     settings = Evaluation(
@@ -88,37 +88,39 @@ def judged(samples: int, best_of_reward: str | None = None) -> dict[str, float]:
         OneProcess(),
         rewards=(length_reward(2.0, "x"), five),
         sampler_table=build("sampler", {"name": "scripted", "max_response_tokens": 8}),
-        live_sampler=Judged(),
+        live_sampler=GroupLetters(),
     )
     return evaluate(context, settings, feed).metrics()
 
 
 def test_several_responses_per_prompt_give_pass_at_k():
-    metrics = judged(6)
+    metrics = group_metrics(6)
     passes = {name: value for name, value in metrics.items() if "pass" in name}
     # One of 6 is right: 5 of 15 pairs hold it, 10 of 15 fours, and all together.
     assert passes == {
-        "eval/pass_at_2": pytest.approx(1 / 3), "eval/pass_at_4": pytest.approx(2 / 3), "eval/pass_at_6": 1.0,
-    }  # fmt: skip
+        "eval/pass_at_2": pytest.approx(1 / 3),
+        "eval/pass_at_4": pytest.approx(2 / 3),
+        "eval/pass_at_6": 1.0,
+    }
     assert metrics["eval/score"] == pytest.approx(1 / 6)
 
 
 def test_best_of_reward_selects_the_best_response():
-    right = judged(6, "x")
+    right = group_metrics(6, "x")
     assert [right[f"eval/best_of_{k}"] for k in (2, 4, 6)] == [right[f"eval/pass_at_{k}"] for k in (2, 4, 6)]
     # One that likes five letters chooses among the other answers blindly where those are not drawn:
     # of 15 pairs 5 hold the five, 4 of the other 10 the four, and one of two is taken.
-    wrong = judged(6, "y")
+    wrong = group_metrics(6, "y")
     assert wrong["eval/best_of_2"] == pytest.approx(4 / 15 / 2)
     assert wrong["eval/best_of_6"] == 0.0
-    assert not [name for name in judged(6) if "best_of" in name]
+    assert not [name for name in group_metrics(6) if "best_of" in name]
 
 
 def test_interval_counts_prompts_and_not_responses():
     # Every prompt has the same share of right answers, so nothing is left to chance between prompts.
-    metrics = judged(6)
+    metrics = group_metrics(6)
     assert metrics["eval/score_low"] == metrics["eval/score_high"] == metrics["eval/score"]
 
 
 def test_one_response_per_prompt_gives_no_pass_at_k():
-    assert not [name for name in judged(1) if "pass" in name]
+    assert not [name for name in group_metrics(1) if "pass" in name]

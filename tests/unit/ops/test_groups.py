@@ -30,8 +30,10 @@ def test_statistics_are_computed_per_group(rows: list[tuple[int, float]], unbias
     score = torch.tensor([value for _, value in rows], dtype=torch.float32)
     groups = GroupScores.of(score, ids)
     std, std_of_others, mean_of_others = (
-        groups.std(unbiased), groups.std_of_others(unbiased), groups.mean_of_others(),
-    )  # fmt: skip
+        groups.std(unbiased),
+        groups.std_of_others(unbiased),
+        groups.mean_of_others(),
+    )
     deviation = statistics.stdev if unbiased else statistics.pstdev
     for i, group in enumerate(ids.tolist()):
         if math.isnan(float(score[i])):

@@ -1,4 +1,4 @@
-"""The likeliest tokens of logits, in one piece and in slices of the vocabulary."""
+"""The top-k logits and ids, over the whole vocabulary and over slices of it."""
 
 from __future__ import annotations
 

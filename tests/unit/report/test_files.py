@@ -79,6 +79,7 @@ def test_run_identity_holds_config_versions_and_seed(tmp_path):
     assert versions["torch"].startswith("2.")
 
 
+@pytest.mark.slow
 def test_curves_overlay_runs_and_refuse_a_folder_without_metrics(tmp_path):
     for name in ("a", "b"):
         lines = JsonLines(tmp_path / name / "metrics.jsonl")

@@ -72,6 +72,7 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_report_is_one_file_with_the_data_of_its_runs(tmp_path: Path) -> None:
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=7)
     alerts = JsonLines(first / "alerts.jsonl")
@@ -187,15 +188,19 @@ def test_files_flatten_to_dotted_keys() -> None:
 
 def test_table_numbers_are_short() -> None:
     assert [number(each) for each in (0.123456, 12345678, None, 1e-9, "<")] == [
-        "0.1235", "12345678", "–", "1e-09", "<",
-    ]  # fmt: skip
+        "0.1235",
+        "12345678",
+        "–",
+        "1e-09",
+        "<",
+    ]
 
 
 def test_long_key_names_end_before_the_first_node() -> None:
     key = ("rewards", "language_consistency_of_the_answer")
     flow = [Node("score", "reward", "reward.0", (), (key,)), Node("score", "weighted sum", "", (key,))]
-    picture = dataflow_plot(flow)
-    (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture))
+    svg = dataflow_plot(flow)
+    (first, _) = sorted(float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg))
     assert first - 5 > 7.3 * len(key_name(key))  # a letter of 12 pixels, 7.2 wide
 
 
@@ -238,9 +243,17 @@ def test_browser_renders_the_report_without_errors(tmp_path: Path, width: int) -
     </script></head>"""
     page.write_text(page.read_text().replace("</head>", probe, 1))
     assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000",
-               f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},9000", "--dump-dom",
-               page.as_uri()]  # fmt: skip
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=60000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},9000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = re.search(r'data-probe="([^"]*)"', dom)
     assert found is not None, dom[-2000:]

@@ -28,8 +28,15 @@ def test_once_shows_curves_times_alerts_and_responses(tmp_path: Path) -> None:
     alerts.close()
     shown = CliRunner().invoke(app, ["watch", str(folder), "--once"], env={"COLUMNS": "120"})
     assert shown.exit_code == 0, shown.output
-    for part in ("a  step 3 of 4  0.1 minutes left", "reward/mean", "▁▅█", "0.25 to 0.75", "sample 75%",
-                 "alert kl in step 2: KL is high", "it is [4]"):  # fmt: skip
+    for part in (
+        "a  step 3 of 4  0.1 minutes left",
+        "reward/mean",
+        "▁▅█",
+        "0.25 to 0.75",
+        "sample 75%",
+        "alert kl in step 2: KL is high",
+        "it is [4]",
+    ):
         assert part in shown.output
 
 

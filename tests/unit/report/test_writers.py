@@ -74,6 +74,7 @@ def test_resumed_run_writes_its_later_steps_once(folder: RunFolder) -> None:
     assert [event.step for event in board.Scalars("reward/mean")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_wandb_logs_config_and_metrics_and_continues_after_resume(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_last_tag_is_found(text: str, content: str | None) -> None:
     assert last_tag(text, "answer") == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", [r"\boxed{", "}", "{", "1,111", "1", ".1", "<answer>", "</answer>", "-", "x\u0000\ud800"]
 )

@@ -46,6 +46,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert not asked & questions(held_out)
 
 
+@pytest.mark.slow
 def test_quickstart_evaluation_questions_are_held_out() -> None:
     experiment = load(Path("experiments/quickstart.toml"))
     assert experiment.prompts is not None

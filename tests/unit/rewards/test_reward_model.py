@@ -66,8 +66,10 @@ def test_scores_are_the_engines_values_at_the_last_response_token(folder: Path) 
     training = Training(seq_len=48, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=str(folder), head="value", training=training))
     value = at_last_loss_token(engine.score(batch, ("value",))["value"], batch["loss_mask"])
-    wanted = [NO_TOKEN if row == 5 else pytest.approx((score - 0.25) / 2, abs=1e-5)
-              for row, score in enumerate(value.tolist())]  # fmt: skip
+    wanted = [
+        NO_TOKEN if row == 5 else pytest.approx((score - 0.25) / 2, abs=1e-5)
+        for row, score in enumerate(value.tolist())
+    ]
     assert value.std() > 0.3
     for batch_tokens in (1, 70, None):
         keys = {} if batch_tokens is None else {"batch_tokens": batch_tokens}

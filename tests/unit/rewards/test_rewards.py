@@ -95,6 +95,7 @@ def test_reward_survives_pickling(name: str) -> None:
     assert pickle.loads(pickle.dumps(component)) == component
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact_match", "think_tags", "format_regex", "language_consistency"])
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(st.text(), min_size=1, max_size=4))
@@ -158,6 +159,7 @@ def test_math_answer_requires_a_reference() -> None:
     assert reward("math_answer")(make(responses, answers)).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_math_answer_times_out_on_a_power_tower() -> None:
     """The tower gets the failure score; later responses get their own."""
     batch = make([r"\boxed{4}", "$5^{5^{5^{5^5}}}$", r"\boxed{4}", "so it is $4$"])

@@ -116,8 +116,9 @@ def test_function_that_always_hangs_fails_on_every_row() -> None:
     scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
     assert scored.scores["reward"].tolist() == [-7.0, -7.0]
     assert scored.failures == (
-        {"reward/r_failures": 2.0}, {"r": "took longer than its timeout_seconds, 0.3"},
-    )  # fmt: skip
+        {"reward/r_failures": 2.0},
+        {"r": "took longer than its timeout_seconds, 0.3"},
+    )
     assert time.monotonic() - start < 5
 
 
@@ -187,6 +188,7 @@ def test_two_rewards_with_one_label_are_refused() -> None:
         score_rewards(make("a"), [Term(per_row(spin)), Term(per_row(spin))])
 
 
+@pytest.mark.slow
 def test_pooled_reward_counts_timeouts() -> None:
     """The tower times out, the next row is scored, the failure is counted."""
     math = build("reward", {"name": "math_answer", "timeout_seconds": 3.0, "failure_score": -0.25})

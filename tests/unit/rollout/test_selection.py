@@ -59,22 +59,36 @@ def test_duplicate_responses_to_a_prompt_are_written_once() -> None:
 
 def test_every_response_is_written_or_dropped_for_one_reason() -> None:
     answers = [
-        answer("cut", 1.0, finish=1), answer("long", 1.0, tokens=9), answer("bare", 1.0, form=0.0),
-        answer("wrong", 0.0), answer("2", 1.0), answer("2", 1.0), answer("two", 1.0), answer("II", 1.0),
-    ]  # fmt: skip
+        answer("cut", 1.0, finish=1),
+        answer("long", 1.0, tokens=9),
+        answer("bare", 1.0, form=0.0),
+        answer("wrong", 0.0),
+        answer("2", 1.0),
+        answer("2", 1.0),
+        answer("two", 1.0),
+        answer("II", 1.0),
+    ]
     settings = RFT(reward="right", max_per_prompt=2, max_tokens=8, min_reward=0.5, min_rewards={"form": 1.0})
     found = select(settings, "1 + 1?", answers, set())
     assert [row["completion"] for row in found.rows] == ["2", "two"]
     assert found.dropped == {
-        "unfinished": 1, "length": 1, "least": 1, "reward": 1, "duplicate": 1, "surplus": 1,
-    }  # fmt: skip
+        "unfinished": 1,
+        "length": 1,
+        "least": 1,
+        "reward": 1,
+        "duplicate": 1,
+        "surplus": 1,
+    }
 
 
 def test_pair_is_the_best_accepted_response_and_the_worst_of_all() -> None:
     answers = [
-        answer("middle", 0.4), answer("worst but cut", -1.0, finish=1), answer("bad", 0.1, form=0.0),
-        answer("bare", 0.9, form=0.0), answer("best", 0.8),
-    ]  # fmt: skip
+        answer("middle", 0.4),
+        answer("worst but cut", -1.0, finish=1),
+        answer("bad", 0.1, form=0.0),
+        answer("bare", 0.9, form=0.0),
+        answer("best", 0.8),
+    ]
     settings = RFT(write="pairs", reward="right", min_rewards={"form": 1.0})
     (row,) = select(settings, PROMPT, answers, set()).rows
     assert row == {

@@ -33,6 +33,7 @@ def test_no_items_start_no_worker() -> None:
     assert pool._workers == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["sleep", "spin", "tower"])
 def test_timed_out_item_fails_and_the_next_is_scored(pool: WorkerPool, what: str) -> None:
     """Also inside C code that no signal handler interrupts."""

@@ -54,6 +54,7 @@ def sample(
     return sampler.sample(rows, step=step, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
 def test_logprobs_are_the_trainers(folder: Path, temperature: float) -> None:
     engine = engine_of(folder, temperature)
@@ -71,6 +72,7 @@ def test_logprobs_are_the_trainers(folder: Path, temperature: float) -> None:
         assert float((other - batch["sampler_logprob"])[mask].abs().mean()) > 0.05
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_responses_in_any_batch(engine: Engine) -> None:
     rows = rows_of()
     together = sample(engine, rows)
@@ -83,6 +85,7 @@ def test_same_seed_gives_the_same_responses_in_any_batch(engine: Engine) -> None
         )
 
 
+@pytest.mark.slow
 def test_samples_groups_steps_and_seeds_differ(engine: Engine) -> None:
     rows = [RolloutRequest(PROMPTS[0], group, sample) for group in (0, 1) for sample in range(3)]
     answers = [tuple(answer.ids) for answer in sample(engine, rows)]
@@ -103,6 +106,7 @@ def test_greedy_responses_match_recomputing_without_a_cache(engine: Engine) -> N
                 ids.append(token)
 
 
+@pytest.mark.slow
 def test_responses_end_with_eos_or_at_the_limit(engine: Engine) -> None:
     rows = [RolloutRequest(PROMPTS[1], 0, sample) for sample in range(60)]
     answers = sample(engine, rows, temperature=3.0, max_response_tokens=40)

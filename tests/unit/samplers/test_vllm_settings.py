@@ -43,10 +43,15 @@ def test_absent_vllm_names_the_remedy(model: Path, monkeypatch: pytest.MonkeyPat
 def test_process_state_is_restored_after_vllm() -> None:
     def state() -> tuple[Any, ...]:
         return (
-            dict(os.environ), random.getstate(), numpy.random.get_state()[1].tobytes(),
-            torch.get_rng_state().tolist(), torch.set_num_threads, torch.get_num_threads(),
-            list(warnings.filters), sys.getrecursionlimit(),
-        )  # fmt: skip
+            dict(os.environ),
+            random.getstate(),
+            numpy.random.get_state()[1].tobytes(),
+            torch.get_rng_state().tolist(),
+            torch.set_num_threads,
+            torch.get_num_threads(),
+            list(warnings.filters),
+            sys.getrecursionlimit(),
+        )
 
     def guest() -> None:
         with preserved_process_state({"TITANRL_TEST_GUEST": "1"}):
@@ -77,11 +82,17 @@ def test_logprob_is_that_of_the_sampled_token_not_the_top_one() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 0.001), ("temperature", 2.5), ("max_response_tokens", 0), ("top_p", 1.5),
-        ("max_num_seqs", 0), ("kv_cache_gib", 0.0), ("block_size", 0), ("tensor_parallel_size", 0),
+        ("temperature", 0.001),
+        ("temperature", 2.5),
+        ("max_response_tokens", 0),
+        ("top_p", 1.5),
+        ("max_num_seqs", 0),
+        ("kv_cache_gib", 0.0),
+        ("block_size", 0),
+        ("tensor_parallel_size", 0),
         ("gpu_memory_utilization", 0.0),
     ],
-)  # fmt: skip
+)
 def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} must be in"):
         VLLM(**{field: value})

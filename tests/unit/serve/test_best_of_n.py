@@ -107,8 +107,11 @@ def test_best_response_comes_first_and_unscored_ones_last_with_the_reason() -> N
     )
     assert isinstance(result, GenerationResult)
     assert [(each.text, each.score) for each in result.ranked] == [
-        ("cdef", 0.0), ("defg", -1.0), ("abcd", -2.0), ("bcde", None),
-    ]  # fmt: skip
+        ("cdef", 0.0),
+        ("defg", -1.0),
+        ("abcd", -2.0),
+        ("bcde", None),
+    ]
     assert result.ranked[0].rewards == {"near": 0.0}
     assert (result.ranked[3].rewards, result.ranked[3].failures) == (
         {},
@@ -159,8 +162,10 @@ def test_compatible_requests_share_one_sampler_and_reward_call() -> None:
     sampled = live.sampler.calls
     keys = ("temperature", "greedy", "max_tokens")
     assert [(len(each["rows"]), *(each[key] for key in keys)) for each in sampled] == [
-        (3, None, False, None), (1, None, True, None), (3, None, False, 2),
-    ]  # fmt: skip
+        (3, None, False, None),
+        (1, None, True, None),
+        (3, None, False, 2),
+    ]
     assert {(each["step"], each["seed"]) for each in sampled} == {(0, 7)}
     rows = [(row.prompt_index, row.sample_index, row.text, row.answer) for row in sampled[0]["rows"]]
     assert rows == [(5, 0, "say", "x"), (5, 1, "say", "x"), (6, 0, "ask", "")]
@@ -182,8 +187,10 @@ def test_response_ends_before_the_first_stop_text() -> None:
     results = BestOf(generator(Term(length, "length")))(requests)
     best = [result.ranked[0] for result in results]  # type: ignore[union-attr]
     assert [(each.text, each.num_tokens, each.finish_reason, each.score) for each in best] == [
-        ("ab", 4, 0, 2.0), ("a", 3, 0, 1.0), ("abcd", 4, 1, 4.0),
-    ]  # fmt: skip
+        ("ab", 4, 0, 2.0),
+        ("a", 3, 0, 1.0),
+        ("abcd", 4, 1, 4.0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,27 @@ def test_chat_has_openais_form_and_best_of_n_its_scores(model: Model) -> None:
     assert body["object"] == "chat.completion"
     assert body["choices"] == [
         {
-            "index": 0, "message": {"role": "assistant", "content": "a0"}, "logprobs": None,
-            "finish_reason": "stop", "score": 0.0, "rewards": {"x": 0.0}, "failures": {},
+            "index": 0,
+            "message": {"role": "assistant", "content": "a0"},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "score": 0.0,
+            "rewards": {"x": 0.0},
+            "failures": {},
         }
-    ]  # fmt: skip
+    ]
     assert body["best_of"] == {"scored_by": "x", "scores": [[0.0, -1.0, -2.0]]}
     assert body["usage"]["completion_tokens"] == 6
     ((request,),) = model.calls
     expected = GenerationRequest(
-        ({"role": "user", "content": "say"},), '{"tests": [1]}', num_responses=3, is_ranked=True,
-        temperature=0.5, max_tokens=5, seed=request.seed,
-    )  # fmt: skip
+        ({"role": "user", "content": "say"},),
+        '{"tests": [1]}',
+        num_responses=3,
+        is_ranked=True,
+        temperature=0.5,
+        max_tokens=5,
+        seed=request.seed,
+    )
     assert request == expected
 
 
@@ -179,8 +189,9 @@ def test_best_of_without_rewards_is_refused(model: Model) -> None:
 def test_unknown_model_is_not_found(model: Model) -> None:
     reply = client(model).post(COMPLETIONS, json={"prompt": "a", "model": "big"})
     assert (reply.status_code, reply.json()["error"]["message"]) == (
-        404, "model must be 'tiny', got 'big'; leave it out.",
-    )  # fmt: skip
+        404,
+        "model must be 'tiny', got 'big'; leave it out.",
+    )
 
 
 def test_parameters_without_effect_are_accepted(model: Model) -> None:

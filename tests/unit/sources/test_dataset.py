@@ -130,7 +130,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ("stepwise", {"prompt": "q", "steps": ["a"], "labels": [1, 0]}, "labels must be a list of 1 labels"),
         ("stepwise", {"prompt": "q", "steps": ["a"], "labels": [2]}, "labels must lie in [0, 1], got [2]"),
     ],
-)  # fmt: skip
+)
 def test_invalid_row_is_named_with_file_line_column_and_remedy(
     tmp_path: Path, format: str, record: Any, message: str
 ) -> None:

@@ -115,9 +115,10 @@ def test_plot_has_every_ratio_at_its_position(tmp_path: Path) -> None:
     axes = figure([slow, fast]).axes
     assert [axis.get_title("left") for axis in axes] == ["head", "startup"]
     assert [[text.get_text() for text in axis.get_yticklabels()] for axis in axes] == [
-        ["head[a], naive"], ["command[show], trl"],
-    ]  # fmt: skip
+        ["head[a], naive"],
+        ["command[show], trl"],
+    ]
     drawn = [[list(line.get_xdata()) for line in axis.get_lines()] for axis in axes]
     assert drawn == [[[0.9], [1.0, 1.0]], [[20.0, 40.0], [30.0], [1.0, 1.0]]]
-    pictures = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
-    assert pictures[0] == pictures[1]
+    plots = [plot([slow, fast], tmp_path / name).read_bytes() for name in ("a.png", "b.png")]
+    assert plots[0] == plots[1]

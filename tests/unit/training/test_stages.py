@@ -110,8 +110,14 @@ def test_batch_without_rewards_has_no_reward_metrics() -> None:
     assert not [name for name in batch_metrics(scored) if name.startswith("reward/")]
     (shown,) = sample_rows(scored, 1, letters)
     assert shown.keys() == {
-        "prompt", "response", "answer", "finish_reason", "response_tokens", "group", "per_token",
-    }  # fmt: skip
+        "prompt",
+        "response",
+        "answer",
+        "finish_reason",
+        "response_tokens",
+        "group",
+        "per_token",
+    }
 
 
 def test_sample_records_hold_rewards_and_mean_advantage() -> None:
