@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
@@ -169,11 +172,16 @@ LAYERS = (
 )
 """The packages of titanrl; each may import those before it."""
 
-UPWARDS = {"titanrl/rollout/generator.py"}
-"""Files that import a package above them: a generator reads parts of the training session."""
+
+def test_no_module_is_loose() -> None:
+    loose = {path.name for path in (ROOT / "titanrl").glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py", "errors.py"}
+    packages = {path.parent.name for path in (ROOT / "titanrl").glob("*/__init__.py")}
+    assert packages - {"components"} == set(LAYERS) - {"errors"}
 
 
 def test_packages_import_only_packages_below_them() -> None:
+    """Imports for types alone and inside functions count too."""
     level = {f"titanrl.{name}": i for i, name in enumerate(LAYERS)}
 
     def package(module: str) -> str:
@@ -182,11 +190,38 @@ def test_packages_import_only_packages_below_them() -> None:
     upwards = [
         item
         for item in shipped()
-        if item.file.startswith("titanrl/") and item.file not in UPWARDS and item.top
+        if item.file.startswith("titanrl/")
         for source in [package(item.file.removesuffix(".py").replace("/", "."))]
         if source in level and level.get(package(item.module), -1) > level[source]
     ]
     assert wrong(upwards) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types alone and inside functions count too; those of packages count as their __init__."""
+    modules = {
+        name.removesuffix(".__init__"): path
+        for path in python_files("titanrl", "components")
+        for name in [_module(path)]
+    }
+    imports: dict[str, set[str]] = {name: set() for name in modules}
+    for item in shipped():
+        source = _module(ROOT / item.file).removesuffix(".__init__")
+        target = item.module
+        while target not in modules and "." in target:
+            target = target.rpartition(".")[0]
+        if target in modules and target != source:
+            imports[source].add(target)
+    sorter = TopologicalSorter(imports)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def _module(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return f"titanrl.{name}" if name.startswith("components.") else name
 
 
 def test_files_hold_one_idea() -> None:

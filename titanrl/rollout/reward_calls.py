@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,12 +22,27 @@ from titanrl.runtime.worker import error_text
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from titanrl.rollout.rewards import RewardTerm
+    from titanrl.protocols import RewardFunction
 
-__all__ = ["RewardResults", "RewardThread", "call_reward"]
+__all__ = ["RewardResults", "RewardTerm", "RewardThread", "call_reward"]
 
 VALUE = "reward"
 """Name of the one result of a reward that declares no outputs."""
+
+
+class RewardTerm(Protocol):
+    """One entry of `[[reward]]`."""
+
+    @property
+    def component(self) -> RewardFunction: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def failure_score(self) -> float: ...
+    @property
+    def timeout_seconds(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.registry import declared
-from titanrl.rollout.reward_calls import RewardResults, RewardThread, call_reward
+from titanrl.rollout.reward_calls import RewardResults, RewardTerm, RewardThread, call_reward
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from titanrl.engine import Engine
-    from titanrl.protocols import RewardFunction
 
 __all__ = ["Failures", "RewardTerm", "Scored", "read_by", "score_on_leader", "score_rewards"]
 
@@ -42,21 +41,6 @@ class Scored(NamedTuple):
     def failures(self) -> Failures:
         counts = {f"reward/{label}_failures": float(len(rows)) for label, rows in self.reasons.items()}
         return Failures(counts, {label: rows[min(rows)] for label, rows in self.reasons.items() if rows})
-
-
-class RewardTerm(Protocol):
-    """One entry of `[[reward]]`."""
-
-    @property
-    def component(self) -> RewardFunction: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def failure_score(self) -> float: ...
-    @property
-    def timeout_seconds(self) -> float | None: ...
 
 
 def score_on_leader(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:

@@ -22,7 +22,6 @@ from titanrl.ops.seeds import sample_seed
 from titanrl.protocols import Completion, FinishReason, Sampler
 
 if TYPE_CHECKING:
-    from titanrl.components.samplers.vllm import VLLM
     from titanrl.protocols import RolloutRequest, SamplerContext
 
 __all__ = ["VLLMSampler"]
@@ -37,7 +36,7 @@ BLOCK = 32
 class VLLMSampler(Sampler):
     """Live sampler of `vllm`. Beside a trainer it starts without weights: call ``load`` before ``sample``."""
 
-    def __init__(self, settings: VLLM, context: SamplerContext) -> None:
+    def __init__(self, settings: Any, context: SamplerContext) -> None:
         self._settings = settings
         self._context = context
         self._on_cpu = context.device == "cpu"
@@ -219,7 +218,7 @@ class VLLMSampler(Sampler):
         gc.collect()
 
 
-def _needed_bytes(settings: VLLM, context: SamplerContext, dtype: str) -> int:
+def _needed_bytes(settings: Any, context: SamplerContext, dtype: str) -> int:
     """Returns the largest memory that keys and values can need, at most one gibibyte."""
     rows, size = settings.max_num_seqs, settings.tensor_parallel_size
     if context.num_rows is not None:
