@@ -55,7 +55,6 @@ def _rollouts(session: Session, requests: Sequence[RolloutRequest], step: int, *
         completions,
         decode=session.tokenizer.decode,
         version=session.sampler.version,
-        out_keys=session.out_keys,
     )
     current = torch.full((len(batch),), session.state.step, dtype=torch.int32)
     return batch.set("current_version", current)
