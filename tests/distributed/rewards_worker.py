@@ -66,7 +66,7 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
             failure = str(error)
         return {
             "rewards": scored["reward"],
-            "scored": torch.tensor([response.reward for response in rollouts.answers]),
+            "scored": torch.tensor([response.reward for response in rollouts.responses]),
             "groups": scored["group_id"],
             "failure": failure,
             "asked": list(ASKED),

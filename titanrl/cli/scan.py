@@ -71,7 +71,7 @@ def _print_statistics(table: str, loader: ExampleLoader, seq_len: int, console: 
         text += f", {report.dropped:,} dropped as longer than [training] seq_len = {seq_len}"
     console.print(f"{text}.", markup=False, highlight=False, soft_wrap=True)
     if lengths:
-        share = report.trained_tokens / sum(lengths)
+        share = report.loss_tokens / sum(lengths)
         console.print(
             f"{len(lengths):,} rows of {sum(lengths):,} tokens, {share:.0%} of them loss tokens; "
             f"median length {median(lengths):,.0f}, maximum {max(lengths):,}.",

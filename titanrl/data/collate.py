@@ -1,4 +1,4 @@
-"""Token ids, sampled or fixed -> the batch: right-padded, label-aligned, ids exactly as they are."""
+"""Collation of rollouts and dataset examples into the batch: right-padded and label-aligned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["collate_rollouts", "collate_examples"]
 
 TOKEN_REWARD = "token_reward"
 ROW_STRIDE = 2**20
-"""More samples than any prompt has in one step: row_id = group * ROW_STRIDE + sample."""
+"""Upper bound of the samples per prompt: row_id = prompt_index * ROW_STRIDE + sample_index."""
 
 
 def collate_rollouts(
@@ -25,7 +25,6 @@ def collate_rollouts(
     *,
     decode: Callable[[Sequence[int]], str],
     version: int,
-    out_keys: Sequence[str] = (),
 ) -> TensorDict:
     """Return the batch that stage `sample` promises, batch_size [N].
 
@@ -39,11 +38,10 @@ def collate_rollouts(
         completions: one per request, in the same order.
         decode: completion ids -> text.
         version: the sampler's policy version, for completions that state none of their own.
-        out_keys: registered batch keys that the sampler or the prompts' source adds. Each value is taken from
-            the completion's extras, or else from the request's columns.
 
     Raises:
-        ValueError: a completion whose lists differ in length, or a row without the value of an out_key.
+        ValueError: a completion whose lists differ in length, an extra key that is not registered, or that
+            only some rows have.
     """
     assert len(requests) == len(completions), f"{len(completions)} completions for {len(requests)} requests"
     pairs = list(zip(requests, completions, strict=True))
@@ -66,6 +64,7 @@ def collate_rollouts(
             versions[index, start:end] = torch.tensor(list(completion.versions), dtype=torch.int32)
             if bool(loss_mask[index].any()):
                 first_version[index] = versions[index, loss_mask[index]][0]
+    extra_keys = sorted({key for request, each in pairs for key in (*request.extras, *each.extras)})
     return TensorDict(
         {
             "input_ids": input_ids,
@@ -85,7 +84,7 @@ def collate_rollouts(
                 "columns": [dict(request.columns) for request in requests],
                 "source": [request.source for request in requests],
             },
-            **{key: _extra(key, pairs, shape) for key in out_keys},
+            **{key: _extra(key, pairs, shape) for key in extra_keys},
         },
         batch_size=[len(requests)],
     )
@@ -95,15 +94,17 @@ def _extra(
     key: str, pairs: Sequence[tuple[RolloutRequest, Completion]], shape: tuple[int, int]
 ) -> torch.Tensor | list[Any]:
     """Return a registered key: [N], [N, L] with 0 outside the completion, or a list of N texts."""
-    spec, values = KEYS[key], []
+    spec, values = KEYS.get(key), []
+    if spec is None:
+        raise ValueError(f"{key!r} is no key of the batch; register_key declares it.")
     for request, completion in pairs:
-        found = completion.extras.get(key, request.columns.get(key))
-        if found is None:
+        value = completion.extras.get(key, request.extras.get(key))
+        if value is None:
             raise ValueError(
                 f"completion {request.sample_index} of prompt {request.prompt_index} has no {key!r}, which "
-                "its sampler or source declares in out_keys; return it in Completion.extras or as a column."
+                "other rows have; add it to the extras of every completion or as a column of every prompt."
             )
-        values.append(found)
+        values.append(value)
     if spec.dtype == "text":
         return values
     dtype = getattr(torch, spec.dtype)
@@ -134,16 +135,17 @@ def _check_lengths(request: RolloutRequest, completion: Completion) -> None:
 def collate_examples(
     groups: Sequence[Sequence[TokenizedExample]], *, out_keys: Sequence[str], first_group: int = 0
 ) -> TensorDict:
-    """Returns the batch of fixed rows, batch_size [N]: what a source writes in the place of stage `sample`.
+    """Return the batch of dataset examples, batch_size [N], in place of stage `sample`.
 
-    loss_mask covers the trained labels. Padded ids are 0.
+    Padded ids are 0.
 
     Args:
-        groups: the rows of each example, >= 1 in all. out_keys: those that the source promises beside the
-            tokens. first_group: number of the first of these groups in its step.
+        groups: the rows of each example, at least one in all.
+        out_keys: keys that the source declares beside the tokens.
+        first_group: index of the first of these groups in its step.
 
     Raises:
-        KeyError: a row lacks a number that its source promises.
+        KeyError: a row lacks a value that its source declares.
     """
     rows = [row for group in groups for row in group]
     shape = (len(rows), max(len(row.ids) for row in rows) - 1)
@@ -152,9 +154,9 @@ def collate_examples(
     for index, row in enumerate(rows):
         raw, end = torch.tensor(row.ids, dtype=torch.int64), len(row.ids) - 1
         input_ids[index, :end], labels[index, :end] = raw[:-1], raw[1:]
-        loss_mask[index, :end] = torch.tensor(row.trained[1:])
-        for place, label in row.step_labels.items():
-            token_reward[index, place - 1] = label
+        loss_mask[index, :end] = torch.tensor(row.loss_mask[1:])
+        for position, label in row.step_labels.items():
+            token_reward[index, position - 1] = label
     numbered = [(first_group + g, i) for g, group in enumerate(groups) for i in range(len(group))]
     scalars = {
         key: torch.tensor([row.scalars[key] for row in rows]) for key in out_keys if key != TOKEN_REWARD

@@ -1,61 +1,89 @@
-"""Which fixed rows a step trains on, as token ids."""
+"""Examples of a dataset: tokenized, ordered, and taken by training steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from titanrl.data.encode import TokenizedExample, encode_row
+from titanrl.data.encode import TokenizedExample, tokenize_example
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
 from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
 from titanrl.protocols import DataSettings, DataSource, Example
 
 if TYPE_CHECKING:
-    from titanrl.config.experiment import Experiment
+    from titanrl.config.engine_tables import Training
+    from titanrl.config.tables import Evaluation, Loop, Model, Run
     from titanrl.data.tokenizer import ChatTokenizer
 
-__all__ = ["ExampleLoader", "ExampleBatch", "DatasetReport", "held_out_data", "open_data", "training_data"]
+__all__ = [
+    "DatasetReport",
+    "ExampleBatch",
+    "ExampleLoader",
+    "ExampleTables",
+    "held_out_data",
+    "open_data",
+    "training_data",
+]
 
-SHOWN = 10
-"""Bad examples that a message shows; the others it counts."""
+MAX_LISTED = 10
+"""Bad examples that a message lists; it counts the rest."""
+
+
+class ExampleTables(Protocol):
+    """The tables of an experiment that its loaders of examples read."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def data(self) -> DataSettings | None: ...
+    @property
+    def loop(self) -> Loop: ...
+    @property
+    def evaluation(self) -> Evaluation | None: ...
+    @property
+    def training(self) -> Training: ...
 
 
 class ExampleBatch(NamedTuple):
-    """What a step takes of the data."""
+    """The examples of a step."""
 
     groups: list[list[TokenizedExample]]
     """The rows of each example."""
     dropped: int
-    """Examples that were left out before these were found, because they are too long."""
+    """Overlong examples that were skipped on the way to these."""
 
 
 class DatasetReport(NamedTuple):
-    """What a data source holds."""
+    """The contents of a data source."""
 
     problems: list[str]
-    """Place and fault of each example that cannot be trained on; too long ones where they are refused."""
+    """Location and fault of each bad example; overlong ones are bad where they are refused."""
     dropped: int
-    """Examples that are left out because they are too long."""
+    """Overlong examples that are skipped."""
     row_tokens: list[int]
-    """Length of each tokenized row, of bad examples none."""
-    trained_tokens: int
-    """How many of those tokens are trained on."""
+    """Length of each tokenized row of a good example."""
+    loss_tokens: int
+    """Number of tokens with a loss among them."""
 
 
 class ExampleLoader:
-    """Walks a data source in a new order each epoch; the order is a function of (seed, position) alone.
+    """Iterates over a data source in a new order each epoch, a function of (seed, position) alone.
 
     Args:
-        settings: the source. encode: row -> token ids. seed: of the shuffle.
-        seq_len: longest row, tokens; a longer one is never cut, its example is refused or dropped.
-        table: where the source stands in the experiment file.
-        workers: who reads what ``take`` returns.
+        settings: the table of the source.
+        encode: row -> token ids.
+        seed: seed of the shuffle.
+        seq_len: longest row, tokens; a longer row is never truncated, its example is refused or dropped.
+        table: name of the source's table, for messages.
+        workers: processes that read and tokenize ahead.
 
     Raises:
-        ConfigError: the source is empty or can't be read.
+        ConfigError: the source is empty or cannot be read.
     """
 
     def __init__(
@@ -70,29 +98,29 @@ class ExampleLoader:
     ) -> None:
         self.settings, self.source = settings, settings.open()
         if len(self.source) == 0:
-            raise ConfigError(f"[{table}] holds no example; name a source with at least one.")
+            raise ConfigError(f"[{table}] has no examples; name a source with at least one.")
         self._encode, self._seq_len, self._table = encode, seq_len, table
         self._read = partial(_read, self.source, encode)
         self.loader = Loader(self._read, IndexSampler(len(self.source), seed=seed), workers)
-        """Where the feed stands, for checkpoints."""
+        """Holds the position, for checkpoints."""
 
     def check(self, count: int | None = None) -> None:
-        """Reads every example, and tokenizes the first ``count``, or all, where too long ones are refused.
+        """Read every example, and tokenize the first ``count``, or all, where overlong ones are refused.
 
         Raises:
-            ConfigError: naming those that are bad, too long or can't be tokenized.
+            ConfigError: naming the examples that are bad, overlong or cannot be tokenized.
         """
         problems = self.scan(0 if self.settings.on_overlong == "drop" else count).problems
         if problems:
-            hidden = len(problems) - SHOWN
+            hidden = len(problems) - MAX_LISTED
             more = [f"and {hidden} more examples."] if hidden > 0 else []
-            raise ConfigError("\n".join([*problems[:SHOWN], *more]))
+            raise ConfigError("\n".join([*problems[:MAX_LISTED], *more]))
 
     def scan(self, count: int | None = None) -> DatasetReport:
-        """Returns what every example is like; the first ``count``, or all, are tokenized for it."""
+        """Return a report on all examples, of which the first ``count``, or all, are tokenized."""
         problems: list[str] = []
         row_tokens: list[int] = []
-        dropped = trained = 0
+        dropped = loss_tokens = 0
         for index in range(len(self.source)):
             try:
                 rows = self.source[index]
@@ -103,28 +131,28 @@ class ExampleLoader:
                 problems.append(f"{self.source.place(index)}: {error}")
                 continue
             row_tokens += [len(row.ids) for row in encoded]
-            trained += sum(sum(row.trained) for row in encoded)
+            loss_tokens += sum(sum(row.loss_mask) for row in encoded)
             if encoded and (longest := self._longest(encoded)) > self._seq_len:
                 if self.settings.on_overlong == "error":
                     problems.append(self._too_long(index, longest))
                 else:
                     dropped += 1
-        return DatasetReport(problems, dropped, row_tokens, trained)
+        return DatasetReport(problems, dropped, row_tokens, loss_tokens)
 
     def next_batch(self, count: int) -> ExampleBatch:
-        """Returns the next ``count`` examples that fit."""
+        """Return the next ``count`` examples that fit."""
         found = list(islice(self._fitting(self.loader), count))
         return ExampleBatch([rows for rows, _ in found], sum(dropped for _, dropped in found))
 
     def iterate_once(self, count: int | None = None) -> Iterator[list[TokenizedExample]]:
-        """Yields the rows of the first ``count`` examples that fit, or of all, as the source has them."""
+        """Yield the rows of the first ``count`` examples that fit, or of all, in the order of the source."""
         examples = ((index, self._read(index)) for index in range(len(self.source)))
         return (rows for rows, _ in islice(self._fitting(examples), count))
 
     def _fitting(
         self, examples: Iterable[tuple[int, list[TokenizedExample]]]
     ) -> Iterator[tuple[list[TokenizedExample], int]]:
-        """Yields the rows of each example that fits, and how many were dropped since the one before."""
+        """Yield the rows of each example that fits, and the number dropped since the previous one."""
         dropped = 0
         for index, rows in examples:
             if (longest := self._longest(rows)) <= self._seq_len:
@@ -132,7 +160,7 @@ class ExampleLoader:
                 dropped = 0
                 continue
             dropped += 1
-            # So many in a row hold a whole epoch.
+            # Twice the size in a row contains a whole epoch.
             if self.settings.on_overlong == "error" or dropped >= 2 * len(self.source):
                 raise ConfigError(self._too_long(index, longest))
 
@@ -147,7 +175,7 @@ class ExampleLoader:
 
     @property
     def epoch(self) -> float:
-        """How often the data has been gone through, with its fraction."""
+        """Passes over the data so far, with the fraction of the current one."""
         return self.loader.position / len(self.source)
 
 
@@ -162,37 +190,48 @@ def _read(
         raise ConfigError(f"{source.place(index)}: {error}") from error
 
 
-def training_data(experiment: Experiment, tokens: ChatTokenizer) -> ExampleLoader:
-    """Returns the data of training, checked."""
-    assert experiment.data is not None
-    workers = Workers(experiment.loop.data_workers, ahead=experiment.loop.prompts_per_step)
-    feed = open_data(experiment, experiment.data, tokens, table="data", workers=workers)
-    feed.check()
-    return feed
+def training_data(tables: ExampleTables, tokenizer: ChatTokenizer) -> ExampleLoader:
+    """Return the loader of [data], checked."""
+    assert tables.data is not None
+    workers = Workers(tables.loop.data_workers, tables.loop.prompts_per_step)
+    loader = open_data(tables, tables.data, tokenizer, table="data", workers=workers)
+    loader.check()
+    return loader
 
 
-def held_out_data(experiment: Experiment, tokens: ChatTokenizer) -> ExampleLoader | None:
-    """Returns the data on which a validation takes the loss, as much as it takes checked; None: it takes
-    none."""
-    evaluation = experiment.evaluation
+def held_out_data(tables: ExampleTables, tokenizer: ChatTokenizer) -> ExampleLoader | None:
+    """Return the loader of [evaluation.data], whose used part is checked; None without that table."""
+    evaluation = tables.evaluation
     if evaluation is None or evaluation.data is None:
         return None
-    feed = open_data(experiment, evaluation.data, tokens, table="evaluation.data")
-    feed.check(evaluation.num_prompts)
-    return feed
+    loader = open_data(tables, evaluation.data, tokenizer, table="evaluation.data")
+    loader.check(evaluation.num_prompts)
+    return loader
 
 
 def open_data(
-    experiment: Experiment, settings: DataSettings, tokens: ChatTokenizer, *, table: str,
+    tables: ExampleTables,
+    settings: DataSettings,
+    tokenizer: ChatTokenizer,
+    *,
+    table: str,
     workers: Workers = NO_WORKERS,
-) -> ExampleLoader:  # fmt: skip
-    """Returns a feed of one source of the experiment, unchecked.
+) -> ExampleLoader:
+    """Return the loader of a data source, unchecked.
 
     Args:
-        table: where the source stands. workers: who reads.
+        tables: an experiment, or the tables that are read.
+        settings: the table of the source.
+        tokenizer: encodes the examples.
+        table: name of the source's table, for messages.
+        workers: processes that read and tokenize ahead.
     """
-    encode = partial(encode_row, tokens=tokens, heads=tuple(experiment.model.heads))
+    encode = partial(tokenize_example, tokenizer=tokenizer, heads=tuple(tables.model.heads))
     return ExampleLoader(
-        settings, encode, seed=experiment.run.seed, seq_len=experiment.training.seq_len, table=table,
+        settings,
+        encode,
+        seed=tables.run.seed,
+        seq_len=tables.training.seq_len,
+        table=table,
         workers=workers,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""The order in which a finite source is walked: an endless shuffle whose whole state is one number."""
+"""The order of a finite source: an endless shuffle whose only state is its position."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ __all__ = ["IndexSampler"]
 
 
 class IndexSampler:
-    """Yields indices below ``size``, in a new order each epoch: a function of (seed, position) alone.
+    """Yields indices below ``size`` in a new order each epoch, a function of (seed, position) alone.
 
     Args:
-        size: >= 1. shuffle: false walks the source as it stands, again and again.
+        size: number of examples, >= 1.
+        seed: seed of the shuffle.
+        shuffle: false repeats the order of the source.
     """
 
     def __init__(self, size: int, *, seed: int, shuffle: bool = True) -> None:
         self.size, self.seed, self.shuffle = size, seed, shuffle
         self.position = 0
-        """Indices taken so far."""
+        """Number of indices yielded so far."""
         self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.int64)
 
     def __iter__(self) -> IndexSampler:

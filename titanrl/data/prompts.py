@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from titanrl.data.columns import json_columns
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
@@ -16,10 +16,36 @@ from titanrl.protocols import Prompt, PromptSource, RolloutRequest
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
-    from titanrl.config.experiment import Experiment
+    from titanrl.config.engine_tables import Training
+    from titanrl.config.tables import Evaluation, Loop, Run
     from titanrl.data.tokenizer import ChatTokenizer
+    from titanrl.protocols import SamplerSettings, SourceSettings
 
-__all__ = ["PromptLoader", "held_out_prompts", "prompt_feed", "prompt_id", "training_prompts"]
+__all__ = [
+    "PromptLoader",
+    "PromptTables",
+    "held_out_prompts",
+    "open_prompts",
+    "prompt_id",
+    "training_prompts",
+]
+
+
+class PromptTables(Protocol):
+    """The tables of an experiment that its loaders of prompts read."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def prompts(self) -> SourceSettings | None: ...
+    @property
+    def sampler(self) -> SamplerSettings | None: ...
+    @property
+    def loop(self) -> Loop: ...
+    @property
+    def evaluation(self) -> Evaluation | None: ...
+    @property
+    def training(self) -> Training: ...
 
 
 class TokenizedPrompt(NamedTuple):
@@ -46,6 +72,7 @@ class PromptLoader:
         table: table of the source in the experiment file.
         workers: processes that read and tokenize ahead.
         name: name of the source, part of each prompt's identity.
+        out_keys: registered batch keys that the rows have as columns.
 
     Raises:
         ConfigError: the source is empty; later, a prompt is too long or cannot be tokenized.
@@ -62,10 +89,12 @@ class PromptLoader:
         table: str = "prompts",
         workers: Workers = NO_WORKERS,
         name: str = "",
+        out_keys: Sequence[str] = (),
     ) -> None:
         if len(source) == 0:
             raise ConfigError(f"[{table}] has no prompts; name a source with at least one.")
         self.source, self._table, self._max_prompt_tokens = source, table, max_prompt_tokens
+        self._out_keys = tuple(out_keys)
         order = IndexSampler(len(source), seed=seed, shuffle=shuffle)
         self.loader = Loader(partial(_read, source, encode, table, name), order, workers)
         """Holds the position, for checkpoints."""
@@ -87,6 +116,11 @@ class PromptLoader:
                     f"{self._max_prompt_tokens} that [training] seq_len leaves beside "
                     f"[sampler] max_response_tokens; raise seq_len or drop the prompt."
                 )
+            if missing := [key for key in self._out_keys if key not in prompt.columns]:
+                raise ConfigError(
+                    f"[{self._table}] prompt {index} has no column {missing[0]!r}, which its source declares "
+                    f"in out_keys; add it. Columns: {', '.join(prompt.columns) or 'none'}."
+                )
             requests += [
                 RolloutRequest(
                     prompt_ids=prompt.ids,
@@ -97,6 +131,7 @@ class PromptLoader:
                     columns=prompt.columns,
                     prompt_id=prompt.prompt_id,
                     source=prompt.source,
+                    extras={key: prompt.columns[key] for key in self._out_keys},
                 )
                 for sample_index in range(samples)
             ]
@@ -136,53 +171,71 @@ def _read(
     )
 
 
-def training_prompts(experiment: Experiment, tokens: ChatTokenizer) -> PromptLoader:
-    """Returns the prompts to which training samples answers, shuffled."""
-    assert experiment.prompts is not None
-    workers = Workers(experiment.loop.data_workers, ahead=experiment.loop.prompts_per_step)
-    return prompt_feed(
-        experiment,
-        experiment.prompts.open(),
-        tokens,
-        table="prompts",
-        workers=workers,
-        name=name_of(experiment.prompts),
-    )
-
-
-def held_out_prompts(experiment: Experiment, tokens: ChatTokenizer) -> PromptLoader | None:
-    """Returns the prompts that a validation asks, as their source has them; None: it asks none."""
-    evaluation = experiment.evaluation
-    if evaluation is None or evaluation.prompts is None:
-        return None
-    source, name = evaluation.prompts.open(), name_of(evaluation.prompts)
-    return prompt_feed(experiment, source, tokens, table="evaluation.prompts", shuffle=False, name=name)
-
-
-def prompt_feed(
-    experiment: Experiment,
-    source: PromptSource,
-    tokens: ChatTokenizer,
+def open_prompts(
+    settings: SourceSettings,
+    tokenizer: ChatTokenizer,
     *,
-    table: str,
+    training: Training,
+    sampler: SamplerSettings,
+    seed: int,
+    table: str = "prompts",
     shuffle: bool = True,
     workers: Workers = NO_WORKERS,
-    name: str = "",
 ) -> PromptLoader:
-    """Returns a feed of one source of the experiment, which leaves room for the answers.
+    """Return the loader of a source of prompts; its prompts leave space for the longest response.
 
     Args:
-        table: where the source stands. workers: who reads.
+        settings: the table of the source.
+        tokenizer: encodes the prompts.
+        training: the [training] table, for the longest row.
+        sampler: the [sampler] table, for the longest response.
+        seed: seed of the shuffle.
+        table: name of the source's table, for messages.
+        shuffle: false keeps the order of the source.
+        workers: processes that read and tokenize ahead.
+
+    Raises:
+        ConfigError: the source is empty, or cannot be opened.
     """
-    assert experiment.sampler is not None
-    room = experiment.training.seq_len - experiment.sampler.max_response_tokens
     return PromptLoader(
-        source,
-        tokens.encode,
-        seed=experiment.run.seed,
-        max_prompt_tokens=room,
+        settings.open(),
+        tokenizer.encode,
+        seed=seed,
+        max_prompt_tokens=training.seq_len - sampler.max_response_tokens,
         shuffle=shuffle,
         table=table,
         workers=workers,
-        name=name,
+        name=name_of(settings),
+        out_keys=getattr(settings, "out_keys", ()),
+    )
+
+
+def training_prompts(tables: PromptTables, tokenizer: ChatTokenizer) -> PromptLoader:
+    """Return the loader of [prompts], shuffled."""
+    assert tables.prompts is not None
+    assert tables.sampler is not None
+    return open_prompts(
+        tables.prompts,
+        tokenizer,
+        training=tables.training,
+        sampler=tables.sampler,
+        seed=tables.run.seed,
+        workers=Workers(tables.loop.data_workers, tables.loop.prompts_per_step),
+    )
+
+
+def held_out_prompts(tables: PromptTables, tokenizer: ChatTokenizer) -> PromptLoader | None:
+    """Return the loader of [evaluation.prompts], in the order of the source; None without that table."""
+    evaluation = tables.evaluation
+    if evaluation is None or evaluation.prompts is None:
+        return None
+    assert tables.sampler is not None
+    return open_prompts(
+        evaluation.prompts,
+        tokenizer,
+        training=tables.training,
+        sampler=tables.sampler,
+        seed=tables.run.seed,
+        table="evaluation.prompts",
+        shuffle=False,
     )

@@ -1,4 +1,4 @@
-"""Prompts -> token ids, once; answers -> text for rewards and logs. Ids never go through text and back."""
+"""The model's tokenizer: prompts -> token ids, responses -> text; sampled ids are never re-encoded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ __all__ = ["ChatTokenizer"]
 
 
 class ChatTokenizer:
-    """The model's tokenizer with the chat template that the experiment settled on.
+    """The model's tokenizer with the experiment's chat template.
 
     Args:
         folder: HF folder of the model.
         chat_template: Jinja template that replaces the tokenizer's own.
-
-    Raises:
-        ConfigError: chat messages are to be rendered and no template is known.
     """
 
     def __init__(self, folder: str | Path, chat_template: str | None = None) -> None:
@@ -36,7 +33,7 @@ class ChatTokenizer:
         self.eos_ids = _eos_ids(Path(folder), self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the prompt's token ids, at most one BOS; a chat ends where the answer begins."""
+        """Return the token ids of a prompt with at most one BOS; a chat ends with the generation prompt."""
         if isinstance(prompt.messages, str):
             ids = list(self.tokenizer.encode(prompt.messages))
         else:
@@ -47,37 +44,39 @@ class ChatTokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Returns the ids of a text that holds its special tokens already: a template prints BOS itself."""
+        """Return the ids of a text that already contains its special tokens, as a template prints them."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
-        """Returns chat messages as the template prints them.
+        """Return chat messages as the template renders them.
 
         Args:
-            add_generation_prompt: whether the text ends where an answer begins.
+            messages: the chat.
+            add_generation_prompt: whether the text ends with the header of an assistant turn.
 
         Raises:
-            ConfigError: no template is known. ValueError: the template refuses the messages.
+            ConfigError: there is no template.
+            ValueError: the template rejects the messages.
         """
         from jinja2 import TemplateError
 
         if self.tokenizer.chat_template is None:
             raise ConfigError(
                 "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be "
-                "rendered; state a Jinja template, or use a source that yields plain text."
+                "rendered; set a Jinja template, or use a source that yields plain text."
             )
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except TemplateError as error:
-            raise ValueError(f"is refused by the chat template: {error}.") from error
+            raise ValueError(f"is rejected by the chat template: {error}.") from error
         return str(text)
 
     def assistant_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
-        """Returns where the assistant's turns lie in ``render(messages)``, characters.
+        """Return the spans of the assistant's turns in ``render(messages)``, characters.
 
-        None where the template has no {% generation %} marks.
+        None if the template has no {% generation %} marks.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -85,38 +84,40 @@ class ChatTokenizer:
         if template is None or not re.search(r"\{%-?\s*generation\s*-?%\}", template):
             return None
         _, (spans,) = render_jinja_template(
-            [list(messages)], chat_template=template, return_assistant_tokens_mask=True,
+            [list(messages)],
+            chat_template=template,
+            return_assistant_tokens_mask=True,
             **self.tokenizer.special_tokens_map,
-        )  # fmt: skip
+        )
         return [(int(start), int(end)) for start, end in spans]
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a fixed answer of plain text; None where the model has none."""
+        """The id that ends a plain-text response of a dataset; None if the model has none."""
         own = self.tokenizer.eos_token_id
         return own if own is not None else next(iter(self.eos_ids), None)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns an answer as text, special tokens left out."""
+        """Return a response as text without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        """Returns a prompt as text, special tokens shown."""
+        """Return a prompt as text with special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, spaces and special tokens as they stand in the whole."""
-        # Some tokenizers drop the space before a token that stands alone, so each follows its predecessor.
-        found, before = [], ""
+        """Return the text of each token, with its spaces and special tokens as in the whole text."""
+        # Some tokenizers drop the space before a single token, so each is decoded with its predecessor.
+        strings, before = [], ""
         for i, token in enumerate(ids):
             pair = self.decode_prompt([*ids[max(i - 1, 0) : i], token])
-            found.append(pair[len(before) :])
+            strings.append(pair[len(before) :])
             before = self.decode_prompt([token])
-        return found
+        return strings
 
 
 def _eos_ids(folder: Path, tokenizer: object) -> tuple[int, ...]:
-    """Returns every id that ends an answer: the tokenizer's and those of generation_config.json."""
+    """Return every id that ends a response: the tokenizer's and those of generation_config.json."""
     found = {getattr(tokenizer, "eos_token_id", None)}
     for name in ("generation_config.json", "config.json"):
         path = folder / name

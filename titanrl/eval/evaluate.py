@@ -131,7 +131,7 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
         temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
     )
-    responses = rollouts.answers
+    responses = rollouts.responses
     groups = [responses[start : start + num_samples] for start in range(0, len(responses), num_samples)]
     identities = [tuple(request.prompt_ids) for request in requests[::num_samples]]
 

@@ -58,6 +58,8 @@ class RolloutRequest(NamedTuple):
     """Identity of the prompt, stable over steps and restarts; see ``titanrl.data.prompts.prompt_id``."""
     source: str = ""
     """Name of the source that the prompt comes from."""
+    extras: Mapping[str, Any] = NO_COLUMNS
+    """Registered batch key that the source's ``out_keys`` name -> the row's value."""
 
 
 NO_EXTRAS: Mapping[str, Any] = {}

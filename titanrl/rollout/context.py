@@ -9,13 +9,13 @@ from titanrl.protocols import SamplerContext
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from titanrl.config.engine_tables import Training
-    from titanrl.config.tables import Reward
+    from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Parallelism, Training
+    from titanrl.config.tables import Model, Reward, Run
     from titanrl.data.tokenizer import ChatTokenizer
     from titanrl.engine import Engine
     from titanrl.protocols import Sampler, SamplerSettings
 
-__all__ = ["RolloutContext", "start_sampler"]
+__all__ = ["GeneratorTables", "RolloutContext", "start_sampler"]
 
 
 class RolloutContext(Protocol):
@@ -33,6 +33,27 @@ class RolloutContext(Protocol):
     def rewards(self) -> Sequence[Reward]: ...
     @property
     def seed(self) -> int: ...
+
+
+class GeneratorTables(Protocol):
+    """The tables of an experiment that a generator is loaded from."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def sampler(self) -> SamplerSettings | None: ...
+    @property
+    def reward(self) -> tuple[Reward, ...]: ...
+    @property
+    def training(self) -> Training: ...
+    @property
+    def parallelism(self) -> Parallelism: ...
+    @property
+    def compile(self) -> Compile: ...
+    @property
+    def activation_checkpoint(self) -> ActivationCheckpoint: ...
 
 
 def start_sampler(

@@ -1,9 +1,9 @@
-"""Answers of a policy, judged: in a training run, and where nothing is trained."""
+"""Rollouts with their scores, from a policy that is trained or only sampled from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,42 +18,41 @@ from titanrl.rollout.sampling import generate
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from titanrl.config.experiment import Experiment
     from titanrl.config.tables import Reward
     from titanrl.engine import Engine
     from titanrl.protocols import RolloutRequest, Sampler, SamplerSettings
-    from titanrl.rollout.context import RolloutContext
+    from titanrl.rollout.context import GeneratorTables, RolloutContext
 
-__all__ = ["ScoredResponse", "ScoredRollouts", "Generator", "generate_and_score", "load_generator"]
+__all__ = ["Generator", "ScoredResponse", "ScoredRollouts", "generate_and_score", "load_generator"]
 
 
 class ScoredResponse(NamedTuple):
-    """One sampled answer and what it is worth."""
+    """One sampled response and its scores."""
 
     text: str
     tokens: int
-    """Its length, end token included."""
+    """Its length, including the end token."""
     finish_reason: int
     """A ``FinishReason``."""
     reward: float
     """The weighted sum of the rewards."""
     rewards: dict[str, float]
-    """Label -> raw value."""
+    """Label -> value without its weight."""
 
 
 class ScoredRollouts(NamedTuple):
-    """Answers of all ranks."""
+    """The responses of all ranks."""
 
-    answers: list[ScoredResponse]
+    responses: list[ScoredResponse]
     failures: int
-    """Scores that are a reward's ``failure_score``, as it could not judge."""
+    """Scores that are a reward's ``failure_score``, because it failed."""
     reasons: dict[str, str]
-    """Label of each reward that failed -> why it did the first time."""
+    """Label of each reward that failed -> its first error."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Generator:
-    """A policy that is sampled from and not trained: its live parts on this rank."""
+    """The live parts of a policy that is sampled from and not trained, on this rank."""
 
     engine: Engine
     tokenizer: ChatTokenizer
@@ -67,7 +66,7 @@ class Generator:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes and shows."""
+        """Whether this rank writes files and output."""
         return self.engine.rank == 0
 
     def close(self) -> None:
@@ -75,30 +74,39 @@ class Generator:
         self.engine.close()
 
 
-def load_generator(experiment: Experiment, run: Path | None = None) -> Generator:
-    """Returns the policy of an experiment with its sampler, without reference, teacher and critic.
+def load_generator(tables: GeneratorTables, run: Path | None = None) -> Generator:
+    """Return the policy of an experiment with its sampler, without reference, teacher and critic.
 
     Args:
-        experiment: a checked experiment with a [sampler].
+        tables: a checked experiment with a [sampler], or the tables of one.
         run: folder of a run, whose newest checkpoint is loaded; None: the weights of [model] path.
 
     Raises:
-        ConfigError: the run holds no complete checkpoint.
+        ConfigError: the run has no complete checkpoint.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
     from titanrl.engine.export import checkpoint_of
     from titanrl.engine.restore import load_weights
 
-    model, settings, seed = experiment.model, experiment.sampler, experiment.run.seed
+    model, settings, seed = tables.model, tables.sampler, tables.run.seed
     assert settings is not None
     set_threads()
     torch.manual_seed(seed)
     tokenizer = ChatTokenizer(model.path, model.chat_template)
-    engine = Engine(replace(EngineConfig.of(experiment), critic=None, frozen={}))
+    config = EngineConfig(
+        model=model.path,
+        head=model.head,
+        heads=model.heads,
+        training=tables.training,
+        parallelism=tables.parallelism,
+        compile=tables.compile,
+        activation_checkpoint=tables.activation_checkpoint,
+    )
+    engine = Engine(config)
     if run is not None:
         load_weights(engine.modules, checkpoint_of(run))
     sampler = start_sampler(
-        settings, engine, tokenizer, training=experiment.training, model_path=model.path, seed=seed
+        settings, engine, tokenizer, training=tables.training, model_path=model.path, seed=seed
     )
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
     return Generator(
@@ -106,48 +114,61 @@ def load_generator(experiment: Experiment, run: Path | None = None) -> Generator
         tokenizer=tokenizer,
         sampler=sampler,
         sampler_settings=settings,
-        rewards=experiment.reward,
+        rewards=tables.reward,
         model_path=model.path,
-        max_length=experiment.training.seq_len,
+        max_length=tables.training.seq_len,
         seed=seed,
     )
 
 
 def generate_and_score(
-    host: RolloutContext,
-    rows: Sequence[RolloutRequest],
+    context: RolloutContext,
+    requests: Sequence[RolloutRequest],
     *,
     step: int,
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
 ) -> ScoredRollouts:
-    """Returns the answer to each of ``rows``, in order and on every rank; each rank judges its share.
+    """Return the response to each request with its scores, in order, on every rank; a collective.
+
+    Each rank scores its own shard.
 
     Args:
-        temperature: omitted: the sampler's. greedy: take the likeliest token.
+        context: the policy, its sampler and its rewards.
+        requests: all requests, the same on every rank.
+        step: the training step, part of the random seed.
+        seed: the run's seed.
+        temperature: divides the logits; None: the sampler's.
+        greedy: take the most probable token.
     """
-    kept, samples = generate(host, rows, step=step, seed=seed, temperature=temperature, greedy=greedy)
-    answers: list[tuple[int, ScoredResponse]] = []
+    indices, completions = generate(
+        context, requests, step=step, seed=seed, temperature=temperature, greedy=greedy
+    )
+    responses: list[tuple[int, ScoredResponse]] = []
     failures = Failures({}, {})
-    if kept:
-        local = [rows[number] for number in kept]
-        batch = collate_rollouts(local, samples, decode=host.tokenizer.decode, version=host.sampler.version)
-        scored = score_on_leader(host.engine, batch, host.rewards)
+    if indices:
+        batch = collate_rollouts(
+            [requests[index] for index in indices],
+            completions,
+            decode=context.tokenizer.decode,
+            version=context.sampler.version,
+        )
+        scored = score_on_leader(context.engine, batch, context.rewards)
         scores, failures = scored.scores, scored.failures
-        labels = [each.label for each in host.rewards]
-        for index, sample in enumerate(samples):
-            answer = ScoredResponse(
-                text=batch["text", "response"][index],
-                tokens=len(sample.ids),
-                finish_reason=sample.finish_reason,
-                reward=float(scores["reward"][index]),
-                rewards={label: float(scores["rewards", label][index]) for label in labels},
+        labels = [term.label for term in context.rewards]
+        for row, (index, completion) in enumerate(zip(indices, completions, strict=True)):
+            response = ScoredResponse(
+                text=batch["text", "response"][row],
+                tokens=len(completion.ids),
+                finish_reason=completion.finish_reason,
+                reward=float(scores["reward"][row]),
+                rewards={label: float(scores["rewards", label][row]) for label in labels},
             )
-            answers.append((kept[index], answer))
-    group, degree = host.engine.dp_group, host.engine.dp_degree
+            responses.append((index, response))
+    group, degree = context.engine.dp_group, context.engine.dp_degree
     failed: list[Failures] = collectives.gather_objects([failures], group, degree)
-    found = dict(collectives.gather_objects(answers, group, degree))
-    reasons = {label: why for each in reversed(failed) for label, why in each.reasons.items()}
+    by_index = dict(collectives.gather_objects(responses, group, degree))
+    reasons = {label: reason for each in reversed(failed) for label, reason in each.reasons.items()}
     count = int(sum(sum(each.counts.values()) for each in failed))
-    return ScoredRollouts([found[number] for number in range(len(rows))], count, reasons)
+    return ScoredRollouts([by_index[index] for index in range(len(requests))], count, reasons)

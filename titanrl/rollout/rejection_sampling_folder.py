@@ -61,7 +61,7 @@ class RFTFolder:
         if keys := difference(to_table(load(self.config)), self._resolved):
             raise ConfigError(
                 f"--output names '{self.path}', begun with other values of {keys}; name a new folder, or "
-                "give the same experiment to carry on."
+                "give the same experiment to continue."
             )
         return sum(1 for _ in read_jsonl(self.prompts)) if self.prompts.is_file() else 0
 

@@ -1,4 +1,4 @@
-"""Which rank samples which rows: dealt to engines by tokens, then to the ranks that go on with answers."""
+"""Distributed sampling: requests are sharded over the engines, completions over the data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -7,59 +7,72 @@ from typing import TYPE_CHECKING
 
 from titanrl.engine import collectives
 from titanrl.engine.bins import balance
+from titanrl.protocols import temperature_at
 
 if TYPE_CHECKING:
     from titanrl.protocols import Completion, RolloutRequest
     from titanrl.rollout.context import RolloutContext
 
-__all__ = ["shard_prompts", "generate"]
+__all__ = ["generate", "shard_prompts"]
 
 
-def shard_prompts(rows: Sequence[RolloutRequest], count: int, longest: int) -> list[list[int]]:
-    """Returns the numbers of the rows in each of ``count`` shares: whole groups in order, balanced by tokens.
+def shard_prompts(
+    requests: Sequence[RolloutRequest], num_shards: int, max_response_tokens: int
+) -> list[list[int]]:
+    """Return the indices of the requests in each shard: whole groups in order, balanced by token count.
 
-    A group weighs its prompt and one longest answer, as lengths of answers are not known yet: it lands in one
-    place, however many are asked for.
+    The cost of a group is its prompt and one longest response, because response lengths are not known yet;
+    so a prompt goes to the same shard for any number of samples.
 
     Args:
-        longest: tokens of an answer.
+        requests: the requests of all ranks.
+        num_shards: number of shards.
+        max_response_tokens: longest response.
     """
     groups: dict[int, list[int]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault(row.prompt_index, []).append(number)
+    for index, request in enumerate(requests):
+        groups.setdefault(request.prompt_index, []).append(index)
     members = list(groups.values())
-    tokens = [len(rows[numbers[0]].prompt_ids) + longest for numbers in members]
+    tokens = [len(requests[indices[0]].prompt_ids) + max_response_tokens for indices in members]
     return [
-        sorted(number for group in share for number in members[group]) for share in balance(tokens, count)
+        sorted(index for group in shard for index in members[group]) for shard in balance(tokens, num_shards)
     ]
 
 
 def generate(
-    host: RolloutContext,
-    rows: Sequence[RolloutRequest],
+    context: RolloutContext,
+    requests: Sequence[RolloutRequest],
     *,
     step: int,
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
 ) -> tuple[list[int], list[Completion]]:
-    """Returns the numbers of the rows that this rank goes on with, and an answer for each; a collective.
+    """Return the indices of this rank's requests and their completions; a collective.
 
-    Data-parallel ranks go on with different rows. Where the ranks of an engine are others than those with
-    equal rows, answers travel from who sampled them to who goes on with them.
+    Data-parallel ranks get different requests. Where engines span other ranks than those that share rows,
+    completions are exchanged after sampling.
 
     Args:
-        rows: all rows, the same on every rank. step, seed, temperature, greedy: see Sampler.
+        context: the policy and its sampler.
+        requests: all requests, the same on every rank.
+        step: the training step, part of the random seed.
+        seed: the run's seed.
+        temperature: divides the logits; None: that of ``step`` in the sampler's settings.
+        greedy: take the most probable token.
     """
-    engine, settings = host.engine, host.sampler_settings
-    size = host.sampler.ranks_per_engine
-    shares = shard_prompts(rows, engine.world_size // size, settings.max_response_tokens)
-    mine = shares[engine.rank // size]
-    samples = host.sampler.sample(
-        [rows[number] for number in mine], step=step, seed=seed, temperature=temperature, greedy=greedy
+    engine, settings = context.engine, context.sampler_settings
+    size = context.sampler.ranks_per_engine
+    shards = shard_prompts(requests, engine.world_size // size, settings.max_response_tokens)
+    own = shards[engine.rank // size]
+    if temperature is None and not greedy and hasattr(settings, "temperature_at"):
+        temperature = temperature_at(settings, step)
+    completions = context.sampler.sample(
+        [requests[index] for index in own], step=step, seed=seed, temperature=temperature, greedy=greedy
     )
     if size == engine.tensor_parallel_degree and size * engine.dp_degree == engine.world_size:
-        return mine, samples
-    found = dict(collectives.gather_objects(list(zip(mine, samples, strict=True)), None, engine.world_size))
-    kept = shard_prompts(rows, engine.dp_degree, settings.max_response_tokens)[engine.dp_rank]
-    return kept, [found[number] for number in kept]
+        return own, completions
+    sampled = list(zip(own, completions, strict=True))
+    by_index = dict(collectives.gather_objects(sampled, None, engine.world_size))
+    local = shard_prompts(requests, engine.dp_degree, settings.max_response_tokens)[engine.dp_rank]
+    return local, [by_index[index] for index in local]

@@ -98,7 +98,7 @@ def _held_out_loss(session: Session[ExampleLoader], held_out: ExampleLoader) -> 
     engine = session.engine
     groups = list(held_out.iterate_once(session.evaluation.num_prompts))
     if not groups:
-        raise TrainingError("[evaluation.data] holds no example that fits into [training] seq_len; raise it.")
+        raise TrainingError("[evaluation.data] has no examples that fits into [training] seq_len; raise it.")
     # A copy, because a validation must not change the state of components.
     validation = replace(session, algorithm=copy.deepcopy(session.algorithm))
     local = score_models(validation, _local(validation, groups, out_of=held_out), on_policy=True)
@@ -142,7 +142,7 @@ def _data_metrics(
         "data/rows": float(len(rows)),
         "data/row_tokens_mean": sum(lengths) / len(lengths),
         "data/row_tokens_max": float(max(lengths)),
-        "data/loss_tokens": float(sum(sum(row.trained) for row in rows)),
+        "data/loss_tokens": float(sum(sum(row.loss_mask) for row in rows)),
         "data/dropped": float(dropped),
     }
 
@@ -155,9 +155,9 @@ def _shown(
     rows = [(number, row) for number, group in enumerate(groups) for row in group]
     return [
         {
-            "prompt": decode(row.ids[: row.trained.index(True)]),
-            "response": decode(row.ids[row.trained.index(True) :]),
-            "trained_tokens": sum(row.trained),
+            "prompt": decode(row.ids[: row.loss_mask.index(True)]),
+            "response": decode(row.ids[row.loss_mask.index(True) :]),
+            "trained_tokens": sum(row.loss_mask),
             "tokens": len(row.ids),
             "group": number,
             **row.scalars,

@@ -55,7 +55,7 @@ def train_step(
                 loop.prompts_per_step, loop.samples_per_prompt, first_group=attempt * loop.prompts_per_step
             )
             local, greedy_failures = sample(session, requests, step)
-            check(local, "sample")
+            check(local, "sample", session.out_keys)
         with timer("score"):
             on_policy = is_on_policy(session, local)
             local, failures = score(session, local, on_policy=on_policy)

@@ -14,7 +14,7 @@ from titanrl.engine import collectives
 from titanrl.eval.evaluate import evaluate
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
-from titanrl.protocols import FinishReason
+from titanrl.protocols import FinishReason, temperature_at
 from titanrl.rollout.rewards import Failures, score_on_leader
 from titanrl.rollout.sampling import generate
 from titanrl.training.critic import critic_values
@@ -38,6 +38,7 @@ def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> t
         requests: the requests of all ranks; each rank gets a share.
         step: number of the training step, from 0.
     """
+    session.engine.temperature = temperature_at(session.sampler_settings, step)
     batch = _rollouts(session, requests, step, greedy=False)
     failures = Failures({}, {})
     if session.scores_greedy:
@@ -54,7 +55,6 @@ def _rollouts(session: Session, requests: Sequence[RolloutRequest], step: int, *
         completions,
         decode=session.tokenizer.decode,
         version=session.sampler.version,
-        out_keys=session.out_keys,
     )
     current = torch.full((len(batch),), session.state.step, dtype=torch.int32)
     return batch.set("current_version", current)

@@ -155,19 +155,21 @@ def test_registered_keys_come_from_the_completion_or_the_column(monkeypatch: pyt
     }
     for name, key in keys.items():
         monkeypatch.setitem(KEYS, name, key)
-    requests = [RolloutRequest([1, 2], 0, 0, columns={"level": 3}), RolloutRequest([1], 1, 0)]
+    requests = [RolloutRequest([1, 2], 0, 0, extras={"level": 3}), RolloutRequest([1], 1, 0)]
     completions = [
         Completion([5, 6], [-1.0, -1.0], 0, extras={"turn": [1, 2], "tool": "a"}),
         Completion([7], [-1.0], 0, extras={"turn": [4], "tool": "b", "level": 0.5}),
     ]
-    batch = collate_rollouts(requests, completions, decode=str, version=0, out_keys=tuple(keys))
+    batch = collate_rollouts(requests, completions, decode=str, version=0)
     assert batch["turn"].tolist() == [[0, 1, 2], [4, 0, 0]]
     assert batch["level"].tolist() == [3.0, 0.5]
     assert list(batch["tool"]) == ["a", "b"]
-    with pytest.raises(ValueError, match="completion 0 of prompt 0 has no 'level'"):
-        collate_rollouts(
-            [requests[0]._replace(columns={})], completions[:1], decode=str, version=0, out_keys=["level"]
-        )
+    without = [requests[0]._replace(extras={}), requests[1]]
+    with pytest.raises(ValueError, match="completion 0 of prompt 0 has no 'level', which other rows have"):
+        collate_rollouts(without, completions, decode=str, version=0)
+    unknown = [Completion([5], [-1.0], 0, extras={"turns": 1})]
+    with pytest.raises(ValueError, match="'turns' is no key of the batch; register_key"):
+        collate_rollouts(requests[1:], unknown, decode=str, version=0)
 
 
 def test_trim_pads_and_cuts_token_keys_only():

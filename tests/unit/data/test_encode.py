@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from titanrl.data.encode import TokenizedExample, encode_row
+from titanrl.data.encode import TokenizedExample, tokenize_example
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.models import tiny
 from titanrl.protocols import Example, ProcessStep, Prompt
@@ -62,9 +62,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ChatTokeni
 def spans(row: TokenizedExample, tokens: ChatTokenizer) -> list[str]:
     """Returns each run of trained tokens as text."""
     runs: list[list[int]] = []
-    for place, (token, is_trained) in enumerate(zip(row.ids, row.trained, strict=True)):
+    for place, (token, is_trained) in enumerate(zip(row.ids, row.loss_mask, strict=True)):
         if is_trained:
-            if not place or not row.trained[place - 1]:
+            if not place or not row.loss_mask[place - 1]:
                 runs.append([])
             runs[-1].append(token)
     return [tokens.decode_prompt(run) for run in runs]
@@ -73,7 +73,7 @@ def spans(row: TokenizedExample, tokens: ChatTokenizer) -> list[str]:
 def test_loss_mask_covers_every_assistant_turn_and_its_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
-    row = encode_row(Example((), CHAT), tokens())
+    row = tokenize_example(Example((), CHAT), tokens())
     assert spans(row, tokens()) == ["2<eos>", "4<eos>"]
     whole = tokens().encode_text(tokens().render(CHAT))
     assert row.ids == whole[: len(row.ids)], "ids are those of the whole conversation"
@@ -81,81 +81,83 @@ def test_loss_mask_covers_every_assistant_turn_and_its_eos(
 
 
 def test_assistant_turns_of_the_prompt_are_not_trained(tokens: Callable[..., ChatTokenizer]) -> None:
-    row = encode_row(Example((SYSTEM, *CHAT[:3]), CHAT[3:]), tokens())
+    row = tokenize_example(Example((SYSTEM, *CHAT[:3]), CHAT[3:]), tokens())
     assert spans(row, tokens()) == ["4<eos>"]
     marked = tokens(MARKED)
-    assert spans(encode_row(Example(CHAT[:3], CHAT[3:]), marked), marked) == ["4<eos>"]
+    assert spans(tokenize_example(Example(CHAT[:3], CHAT[3:]), marked), marked) == ["4<eos>"]
 
 
 def test_prompt_tokens_equal_those_of_the_sampler(tokens: Callable[..., ChatTokenizer]) -> None:
-    row = encode_row(Example(CHAT[:3], CHAT[3:]), tokens())
-    assert row.ids[: row.trained.index(True)] == tokens().encode(Prompt(CHAT[:3]))
+    row = tokenize_example(Example(CHAT[:3], CHAT[3:]), tokens())
+    assert row.ids[: row.loss_mask.index(True)] == tokens().encode(Prompt(CHAT[:3]))
 
 
 def test_template_without_eos_trains_newlines_and_one_final_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     plain = tokens(NO_END)
-    assert spans(encode_row(Example((), CHAT), plain), plain) == ["2\n", "4\n<eos>"]
+    assert spans(tokenize_example(Example((), CHAT), plain), plain) == ["2\n", "4\n<eos>"]
 
 
 def test_generation_marks_are_used_and_completed_by_eos(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     marked = tokens(MARKED)
-    assert spans(encode_row(Example((), CHAT), marked), marked) == ["2<eos>", "4<eos>"]
+    assert spans(tokenize_example(Example((), CHAT), marked), marked) == ["2<eos>", "4<eos>"]
 
 
 def test_template_that_drops_reasoning_is_refused_without_generation_marks(
     tokens: Callable[..., ChatTokenizer],
 ) -> None:
     with pytest.raises(
-        ValueError, match=r"message 1 cannot be told .* \{% generation %\} marks, or make each"
+        ValueError, match=r"message 1 has no span of its own .* \{% generation %\} marks, or make each"
     ):
-        encode_row(Example((), THINKING), tokens(FORGETFUL))
+        tokenize_example(Example((), THINKING), tokens(FORGETFUL))
     # One answer a row is what the message proposes.
     forgetful = tokens(FORGETFUL)
-    alone = encode_row(Example(THINKING[:3], THINKING[3:]), forgetful)
+    alone = tokenize_example(Example(THINKING[:3], THINKING[3:]), forgetful)
     assert spans(alone, forgetful) == ["<t>ah</t>4<eos>"]
     marked = tokens(MARKED_FORGETFUL)
-    assert spans(encode_row(Example((), THINKING), marked), marked) == ["2<eos>", "<t>ah</t>4<eos>"]
+    assert spans(tokenize_example(Example((), THINKING), marked), marked) == ["2<eos>", "<t>ah</t>4<eos>"]
 
 
 def test_template_error_is_reported(tokens: Callable[..., ChatTokenizer]) -> None:
     strict = tokens("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match="refused by the chat template: roles must alternate"):
-        encode_row(Example((), CHAT), strict)
+    with pytest.raises(ValueError, match="rejected by the chat template: roles must alternate"):
+        tokenize_example(Example((), CHAT), strict)
 
 
 def test_text_is_tokenized_apart_from_its_prompt_with_one_eos(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
-    row = encode_row(Example("1+1=", "2"), made)
+    row = tokenize_example(Example("1+1=", "2"), made)
     assert row.ids == [*made.encode(Prompt("1+1=")), *made.encode_text("2"), END]
     assert spans(row, made) == ["2<eos>"]
-    assert encode_row(Example("1+1=", "2<eos>"), made).ids == row.ids
-    assert spans(encode_row(Example("1+1=", ""), made), made) == ["<eos>"]
+    assert tokenize_example(Example("1+1=", "2<eos>"), made).ids == row.ids
+    assert spans(tokenize_example(Example("1+1=", ""), made), made) == ["<eos>"]
 
 
 def test_eos_with_id_0_is_appended(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
     made.tokenizer.eos_token, made.eos_ids = "<pad>", (0,)
-    assert encode_row(Example("q", "a"), made).ids[-1] == 0
+    assert tokenize_example(Example("q", "a"), made).ids[-1] == 0
 
 
 def test_eos_of_generation_config_ends_a_turn(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens(NO_END)
     made.eos_ids = (END, made.encode_text("\n")[0])
-    assert spans(encode_row(Example((), CHAT), made), made) == ["2\n", "4\n"]
+    assert spans(tokenize_example(Example((), CHAT), made), made) == ["2\n", "4\n"]
 
 
 def test_step_label_is_on_the_first_token_after_the_step(tokens: Callable[..., ChatTokenizer]) -> None:
     made = tokens()
-    row = encode_row(Example("q", (ProcessStep("one", 1.0, "; "), ProcessStep("two", 0.25, "; "))), made)
+    row = tokenize_example(
+        Example("q", (ProcessStep("one", 1.0, "; "), ProcessStep("two", 0.25, "; "))), made
+    )
     assert made.decode_prompt(row.ids) == "qone; two;"
     assert row.step_labels == {4: 1.0, 9: 0.25}
-    assert [place for place, is_trained in enumerate(row.trained) if is_trained] == [4, 9]
-    chat = encode_row(Example(CHAT[:1], (ProcessStep("2", 1.0),)), made)
-    assert chat.ids[: chat.trained.index(True)] == [*made.encode(Prompt(CHAT[:1])), *made.encode_text("2")]
+    assert [place for place, is_trained in enumerate(row.loss_mask) if is_trained] == [4, 9]
+    chat = tokenize_example(Example(CHAT[:1], (ProcessStep("2", 1.0),)), made)
+    assert chat.ids[: chat.loss_mask.index(True)] == [*made.encode(Prompt(CHAT[:1])), *made.encode_text("2")]
 
 
 class Merging:
@@ -182,16 +184,16 @@ class Merging:
 
 def test_token_across_the_prompt_boundary_is_split_as_in_sampling() -> None:
     messages = ({"role": "user", "content": "!a"}, {"role": "assistant", "content": "b!"})
-    row = encode_row(Example(messages[:1], messages[1:]), Merging())  # type: ignore[arg-type]
+    row = tokenize_example(Example(messages[:1], messages[1:]), Merging())  # type: ignore[arg-type]
     assert row.ids == [3, 1, 2, 3, 9]
-    assert row.trained == [False, False, True, True, True]
+    assert row.loss_mask == [False, False, True, True, True]
 
 
 def test_row_without_a_loss_token_is_refused(tokens: Callable[..., ChatTokenizer]) -> None:
     silent = tokens("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     silent.eos_ids, silent.tokenizer.eos_token = (), None
-    with pytest.raises(ValueError, match="holds no token to train on"):
-        encode_row(Example((), (CHAT[0], {"role": "assistant", "content": ""})), silent)
+    with pytest.raises(ValueError, match="has no token to train on"):
+        tokenize_example(Example((), (CHAT[0], {"role": "assistant", "content": ""})), silent)
 
 
 def test_generation_prompt_of_the_tiny_template_precedes_every_response(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_check_reads_every_example_before_training(keys: dict[str, str]) -> None
 def test_scan_counts_examples_and_tokens() -> None:
     found = feed("a", "toolong", "broken", "bc").scan()
     assert [each.partition(":")[2][0] for each in found.problems] == ["2", "3"]
-    assert (found.dropped, found.row_tokens, found.trained_tokens) == (0, [2, 8, 3], 10)
+    assert (found.dropped, found.row_tokens, found.loss_tokens) == (0, [2, 8, 3], 10)
     assert feed("a", "toolong", on_overlong="drop").scan()[:2] == ([], 1)
 
 
@@ -141,7 +141,7 @@ def test_held_out_examples_are_the_first_ones_and_never_repeated() -> None:
 
 
 def test_empty_source_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[data\] holds no example"):
+    with pytest.raises(ConfigError, match=r"\[data\] has no examples"):
         feed()
 
 

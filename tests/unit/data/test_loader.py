@@ -47,7 +47,7 @@ def taken(loader: Loader[str], count: int) -> list[tuple[int, str]]:
 def test_num_workers_may_change_on_resume_without_changing_examples() -> None:
     torch.manual_seed(0)
     random = torch.get_rng_state()
-    loader, position = Loader(read, order(), Workers(2, ahead=9)), 0
+    loader, position = Loader(read, order(), Workers(2, prefetch=9)), 0
     for count in (3, 9):
         # What is read ahead, here beyond an epoch's end, is neither lost nor taken.
         assert taken(loader, count) == expected(position, position + count)
@@ -80,7 +80,7 @@ def test_workers_end_when_the_loader_is_closed_and_restart_on_use(recwarn: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_of_an_example_is_raised_when_it_is_read(workers: int) -> None:
-    loader = Loader(partial(read, bad=BAD), order(), Workers(workers, ahead=SIZE))
+    loader = Loader(partial(read, bad=BAD), order(), Workers(workers, prefetch=SIZE))
     place = [index for index, _ in expected(0, SIZE)].index(BAD)
     assert taken(loader, place) == expected(0, place)
     with pytest.raises(ConfigError) as error:
@@ -91,7 +91,7 @@ def test_error_of_an_example_is_raised_when_it_is_read(workers: int) -> None:
 
 
 def test_unpicklable_dataset_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"\[loop\] data_workers cannot be sent .*or set data_workers = 0"):
+    with pytest.raises(ConfigError, match=r"\[loop\] data_workers cannot pickle .*or set data_workers = 0"):
         next(Loader(lambda index: index, order(), Workers(1)))
     assert not multiprocessing.active_children()
 
@@ -101,7 +101,7 @@ def test_workers_read_a_slow_source_while_a_step_computes() -> None:
     """Ten examples of 20 ms take a step 0.2 s by itself, and next to nothing when two workers are ahead."""
     step, spent = 10, {}
     for workers in (0, 2):
-        loader = Loader(read_slowly, order(size=100), Workers(workers, ahead=step))
+        loader = Loader(read_slowly, order(size=100), Workers(workers, prefetch=step))
         next(loader)
         time.sleep(3 * step * SECONDS)  # the step
         began = time.perf_counter()

@@ -33,7 +33,7 @@ def test_overlong_example_is_refused_and_not_truncated() -> None:
 
 def test_overlong_example_is_dropped_and_counted() -> None:
     drawn = feed("xxx", "x", on_overlong="drop").next_batch(2)
-    assert [(row.ids, row.trained) for (row,) in drawn.groups] == [
+    assert [(row.ids, row.loss_mask) for (row,) in drawn.groups] == [
         ([1, 2, 3, 4], [False, False, False, True])
     ] * 2
     assert drawn.dropped in (1, 2), "one for each epoch that was begun before the second was found"

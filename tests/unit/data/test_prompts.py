@@ -148,3 +148,12 @@ def test_columns_of_the_row_reach_every_request_as_json_values() -> None:
     assert [request.columns for request in requests] == [expected, expected]
     assert pickle.loads(pickle.dumps(requests)) == requests
     assert json_columns(expected) == expected
+
+
+def test_columns_that_the_source_declares_are_extras_of_the_request() -> None:
+    source = Rows(Prompt("q", columns={"level": 2, "other": 1}))
+    loader = PromptLoader(source, lambda _: [1], seed=0, max_prompt_tokens=4, out_keys=("level",))
+    assert loader.next_batch(1, 1)[0].extras == {"level": 2}
+    bare = PromptLoader(Rows(Prompt("q")), lambda _: [1], seed=0, max_prompt_tokens=4, out_keys=("level",))
+    with pytest.raises(ConfigError, match=r"\[prompts\] prompt 0 has no column 'level'.*Columns: none"):
+        bare.next_batch(1, 1)

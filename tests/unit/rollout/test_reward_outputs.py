@@ -76,7 +76,7 @@ def test_per_token_reward_counts_as_its_sum_over_the_response() -> None:
 
 
 def test_row_on_which_a_per_token_reward_fails_scores_failure_on_its_last_response_token() -> None:
-    failing = Reward(component=PerToken(), label="steps", weight=2.0, failure=-1.5)
+    failing = Reward(component=PerToken(), label="steps", weight=2.0, failure_score=-1.5)
     scores, reasons = score_rewards(make("a", "bad"), [failing])
     torch.testing.assert_close(scores["rewards", "steps"], torch.tensor([-0.2, -1.5]))
     expected = torch.tensor([[0.0, 0.6, 0.2, -1.2], [0.0, -3.0, 0.0, 0.0]])
@@ -118,7 +118,7 @@ def test_first_output_is_the_reward_and_every_output_is_reported() -> None:
 
 
 def test_row_with_one_bad_output_scores_failure_in_all() -> None:
-    failing = Reward(component=Judge(), label="judge", failure=-1.0)
+    failing = Reward(component=Judge(), label="judge", failure_score=-1.0)
     scores, reasons = score_rewards(make("aaa", "bad"), [failing])
     assert scores["rewards", "judge"].tolist() == [3.0, -1.0]
     assert scores["rewards", "judge.style"].tolist() == [0.5, -1.0]

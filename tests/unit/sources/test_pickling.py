@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 import titanrl
-from titanrl.data.encode import TokenizedExample, encode_row
+from titanrl.data.encode import TokenizedExample, tokenize_example
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.models import tiny
 from titanrl.protocols import Example
@@ -71,7 +71,7 @@ def test_pickled_tokenizer_gives_the_same_ids_and_rows_can_be_sent_back(tmp_path
     )
     sent = pickle.loads(pickle.dumps(tokens))
     row = Example(({"role": "user", "content": "q"},), "answer")
-    encoded = encode_row(row, sent)
+    encoded = tokenize_example(row, sent)
     assert encoded.ids
-    assert pickle.loads(pickle.dumps(encoded)) == encode_row(row, tokens)
+    assert pickle.loads(pickle.dumps(encoded)) == tokenize_example(row, tokens)
     assert isinstance(encoded, TokenizedExample)
