@@ -38,7 +38,7 @@ class Layers:
     def absorb(self, other: Layers) -> None:
         """Lays another stack over this one; its keys keep their origins."""
         self._merge(self.table, other.table, (), "")
-        self._origins.update(other._origins)
+        self._origins |= other._origins
 
     def drop(self, dotted: str) -> None:
         """Removes a key or a table.
@@ -92,6 +92,8 @@ class Layers:
         renamed = "name" in over and "name" in under and over["name"] != under["name"]
         if renamed and ".".join(path) not in self._plain:
             under.clear()
+            self._forget(path)
+            self._note(path, origin)
         for key, value in over.items():
             here = (*path, key)
             if isinstance(value, Mapping):
@@ -105,8 +107,12 @@ class Layers:
 
     def _note(self, path: Path, origin: str) -> None:
         if origin:
-            self._origins = {known: by for known, by in self._origins.items() if known[: len(path)] != path}
+            self._forget(path)
             self._origins[path] = origin
+
+    def _forget(self, path: Path) -> None:
+        """Forgets who wrote a table and its keys."""
+        self._origins = {known: by for known, by in self._origins.items() if known[: len(path)] != path}
 
     def _descend(self, parents: list[str], dotted: str, *, create: bool) -> dict[str, Any] | list[Any]:
         at: Any = self.table

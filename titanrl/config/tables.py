@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
+from titanrl.config.paths import has_control_characters
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import Range, name_of, validated
 from titanrl.registry.decode import Component, build
@@ -29,8 +30,9 @@ class Run:
     """Seed of prompt order, sampling and initial weights, >= 0; the same seed gives the same run."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
-            raise ValueError(f"name must be a plain folder name, got {self.name!r}.")
+        name = self.name
+        if name is not None and (name in ("", ".", "..") or "/" in name or has_control_characters(name)):
+            raise ValueError(f"name must be a plain folder name, got {name!a}.")
 
 
 @validated

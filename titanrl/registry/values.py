@@ -41,6 +41,8 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         raise ConfigError(Problem("", "must be a number, got nan."))
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(Problem("", f"must be a 64-bit integer, got {value}."))
+    if isinstance(value, str) and ("\0" in value or _has_surrogate(value)):
+        raise ConfigError(Problem("", f"must be text without NUL or unpaired surrogates, got {value!a}."))
     try:
         # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
         return _adapter(hint).validate_json(json.dumps(value))
@@ -101,6 +103,10 @@ def unknown_keys(
             meant = f"; did you mean {KEYS[key]}?" if key in KEYS else did_you_mean(key, known)
             problems.append(Problem("", f"is not a key{owner}, got {got}{meant or ';'} {listed}", key))
     return problems
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @cache
