@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from titanrl.errors import ConfigError, Problem, did_you_mean
+from titanrl.errors import ConfigError, Problem, did_you_mean, edit_distance_one
 from titanrl.registry.foreign_names import KEYS
 
 __all__ = ["decode_scalar", "format_value", "is_of_type", "unknown_keys"]
@@ -100,7 +100,9 @@ def unknown_keys(
         elif key in renamed:
             problems.append(Problem("", f"was renamed to {renamed[key]!r}, got {got}.", key))
         else:
-            meant = f"; did you mean {KEYS[key]}?" if key in KEYS else did_you_mean(key, known)
+            is_slip = any(edit_distance_one(key, each) for each in known)
+            is_foreign = key in KEYS and not is_slip
+            meant = f"; did you mean {KEYS[key]}?" if is_foreign else did_you_mean(key, known)
             problems.append(Problem("", f"is not a key{owner}, got {got}{meant or ';'} {listed}", key))
     return problems
 
