@@ -1,4 +1,4 @@
-"""What titanrl raises at its users: every mistake of a file at once, each with its place and a remedy."""
+"""Errors for users: all mistakes of a file at once, each with its location and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An experiment file -> Experiment: TOML, base files, imports, overrides; every mistake of it at once."""
+"""Loads an experiment file: TOML, base files, imports and overrides; reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from titanrl.errors import ConfigError, Problem, did_you_mean
 __all__ = ["load", "parse", "read", "read_toml"]
 
 DIRECTIVES = ("base", "drop", "imports")
-"""Top-level keys that say how the file is put together."""
+"""Top-level keys that control how files are merged."""
 
 PLAIN_NAMES = ("run", "optimizer")
-"""Tables whose name decides over no other key of theirs."""
+"""Tables whose ``name`` picks no component, so that a new name keeps their other keys."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -55,7 +55,7 @@ def parse(table: Mapping[str, Any]) -> Experiment:
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
-    """Returns the file over its base files, with the overrides on top; nothing is decoded yet.
+    """Returns the file merged over its base files, with the overrides on top; nothing is decoded yet.
 
     Raises:
         ConfigError: a file is missing or no TOML, ``base`` leads in a circle, or an override has no place.
@@ -84,7 +84,7 @@ def _stack(path: Path, above: tuple[Path, ...], *, only_bases: bool = False) -> 
     layers = Layers(PLAIN_NAMES)
     bases, imports, drops = (table.pop(key, []) for key in ("base", "imports", "drop"))
     for base in _strings(bases, "base", path):
-        layers.absorb(_stack(locate(base, path.parent), (*above, path.resolve())))
+        layers.merge(_stack(locate(base, path.parent), (*above, path.resolve())))
     if only_bases:
         return layers
     for dropped in _strings(drops, "drop", path):
@@ -136,7 +136,7 @@ def _located(name: str, folder: Path) -> str:
 
 
 def _traced(problems: Iterable[Problem], layers: Layers, file: str) -> list[Problem]:
-    """Returns the problems with the file each was written in, where that is not the one in the heading."""
+    """Returns the problems with the file that has the key, unless it is the one in the heading."""
     traced = []
     for problem in problems:
         key = problem.key or problem.message.partition(" ")[0]
@@ -148,8 +148,8 @@ def _traced(problems: Iterable[Problem], layers: Layers, file: str) -> list[Prob
 def _attributed(problems: list[Problem], path: Path, overrides: Sequence[str]) -> list[Problem]:
     """Returns the problems with the origin that caused them.
 
-    A mistake may show in a table that a base file wrote, while a key of the file, or ``--set``, caused it.
-    What is laid over a valid experiment has caused every mistake.
+    A key of the file, or ``--set``, may cause a mistake in a table of a base file. If the experiment below is
+    valid, the layer above it caused every mistake.
     """
     if overrides:
         without = _problems(read(path))

@@ -1,4 +1,4 @@
-"""What the source says of a dataclass, as text: its keys' docstrings, types, ranges and defaults."""
+"""Documentation of a dataclass as text: its keys with their docstrings, types, ranges and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A single TOML value against a type: pydantic judges, the wording of its verdict is ours."""
+"""Decoding of a single TOML value: pydantic validates it, and this module words the errors."""
 
 from __future__ import annotations
 
