@@ -1,4 +1,4 @@
-"""What titanrl raises at its users: every mistake of a file at once, each with its place and a remedy."""
+"""Errors for users: all mistakes of a file at once, each with its location and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ __all__ = [
     "Problem",
     "SchemaError",
     "TrainingError",
-    "check_range",
     "closest_matches",
     "did_you_mean",
     "edit_distance_one",
@@ -93,21 +92,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty string if none is near."""
     names = closest_matches(word, known)
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
-
-
-def check_range(settings: object, name: str, interval: str) -> None:
-    """Refuses a field of ``settings`` outside ``interval``, such as ``"[0, 1)"`` or ``"(0, inf]"``.
-
-    None, which stands for an option that is off, passes.
-
-    Raises:
-        ValueError: naming the field, the interval and the value.
-    """
-    value = getattr(settings, name)
-    if value is None:
-        return
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    above = value > low or (interval[0] == "[" and value == low)
-    below = value < high or (interval[-1] == "]" and value == high)
-    if not (above and below):
-        raise ValueError(f"{name} must be in {interval}, got {value}.")

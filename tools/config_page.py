@@ -10,7 +10,7 @@ from typing import Any
 
 from titanrl.config.experiment import Experiment
 from titanrl.registry.decode import Component, Flattened, fields_of, unwrap_optional
-from titanrl.registry.docs import allowed, default_of, key_docs, key_ranges
+from titanrl.registry.docs import allowed, default_of, key_docs
 
 __all__ = ["config_page"]
 
@@ -68,14 +68,14 @@ def _table(name: str, hint: Any) -> list[str]:
     blocks.append(_cell(doc))
     if isinstance(marker, Flattened):
         blocks.append(COMPONENT_NOTE.format(kind=marker.kind))
-    docs, ranges = key_docs(inner), key_ranges(inner)
+    docs = key_docs(inner)
     rows = []
     for key, (field, each) in fields_of(inner).items():
         if _is_table(_entry(each)[0]):
             continue
         default = default_of(field)
         default = default if default in ("required", "off") else f"`{default}`"
-        cells = (f"`{key}`", default, allowed(each, ranges.get(key)), docs.get(key, ""))
+        cells = (f"`{key}`", default, allowed(each), docs.get(key, ""))
         rows.append(f"| {' | '.join(_cell(cell).replace('|', chr(92) + '|') for cell in cells)} |")
     if rows:
         blocks.append("\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows]))

@@ -12,7 +12,7 @@ from pathlib import Path
 from titanrl.registry import FOLDERS, component_class, declares, kinds
 from titanrl.registry.declarations import DECLARATIONS
 from titanrl.registry.decode import fields_of
-from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, key_ranges, reads
+from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, reads
 from titanrl.runtime.lazy import lazy_torch
 from tools.algorithm_page import algorithm_page
 from tools.config_page import config_page
@@ -82,10 +82,10 @@ def _component(kind: str, name: str) -> list[str]:
     """Return the Markdown blocks of one component."""
     cls = component_class(kind, name)
     blocks = [f"## `{name}`", *_blocks(inspect.cleandoc(cls.__doc__ or ""))]
-    docs, ranges = key_docs(cls), key_ranges(cls)
+    docs = key_docs(cls)
     rows = []
     for key, (field, hint) in fields_of(cls).items():
-        values, meaning = _cell(allowed(hint, ranges.get(key))), _cell(docs.get(key, ""))
+        values, meaning = _cell(allowed(hint)), _cell(docs.get(key, ""))
         default = default_of(field)
         default = default if default in ("required", "off") else f"`{default}`"
         rows.append(f"| `{key}` | {default} | {values} | {meaning} |")

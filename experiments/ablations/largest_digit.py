@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from titanrl.errors import check_range
 from titanrl.protocols import Example, Prompt
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 NUM_DIGITS = 4
 
@@ -25,13 +24,10 @@ NUM_DIGITS = 4
 class LargestDigit:
     """Asks for the largest of four random digits; the answer is that digit."""
 
-    size: int = 1000
+    size: Annotated[int, Range("[1, inf)")] = 1000
     """Number of prompts, >= 1."""
-    seed: int = 0
+    seed: Annotated[int, Range("[0, inf)")] = 0
     """Of the digits; held-out prompts have another one, so a tenth of them are among 1,000 others too."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "size", "[1, inf)")
 
     def open(self) -> list[Prompt]:
         """Returns the prompts."""
@@ -44,25 +40,20 @@ class LargestDigit:
 class LargestDigitAnswers:
     """Gives answers for supervised training: most of them wrong, of all lengths."""
 
-    size: int = 20000
+    size: Annotated[int, Range("[1, inf)")] = 20000
     """Number of examples, >= 1."""
-    seed: int = 1
+    seed: Annotated[int, Range("[0, inf)")] = 1
     """Of digits and answers."""
-    right: float = 0.3
+    right: Annotated[float, Range("[0, 1]")] = 0.3
     """Share of answers that give the largest digit, in [0, 1]; the others give any digit."""
-    dots: float = 3.0
+    dots: Annotated[float, Range("[0, inf)")] = 3.0
     """Mean number of dots, >= 0; it is distributed geometrically."""
-    longest: int = 10
+    longest: Annotated[int, Range("[0, inf)")] = 10
     """Most dots of an answer, >= 0."""
     on_overlong: Literal["error", "drop"] = "error"
     """What becomes of examples longer than [training] seq_len."""
     out_keys: ClassVar[tuple[str, ...]] = ()
     is_paired: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "size", "[1, inf)")
-        check_range(self, "right", "[0, 1]")
-        check_range(self, "dots", "[0, inf)")
 
     def open(self) -> Answers:
         """Returns the examples."""

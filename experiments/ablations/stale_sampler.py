@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from titanrl import build
-from titanrl.errors import check_range
 from titanrl.protocols import Sampler
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from titanrl.protocols import Completion, RolloutRequest, SamplerContext
@@ -26,7 +25,7 @@ __all__ = ["Stale", "StaleSampler"]
 class Stale:
     """Samples as ``torch`` does, with the weights of ``delay`` steps ago; held-out prompts with today's."""
 
-    delay: int
+    delay: Annotated[int, Range("[0, inf)")]
     """Steps by which the weights are behind, >= 0; at first there are none older than those of step 0."""
     temperature: float = 1.0
     """Divides the logits, > 0."""
@@ -34,9 +33,6 @@ class Stale:
     """Longest answer, end token included, >= 1."""
     max_rows: int = 128
     """Rows decoded side by side, >= 1."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "delay", "[0, inf)")
 
     def start(self, host: SamplerContext) -> StaleSampler:
         keys = ("temperature", "max_response_tokens", "max_rows")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
-from types import SimpleNamespace
 
-import pytest
-
-from titanrl.errors import ConfigError, Problem, check_range, closest_matches, did_you_mean
+from titanrl.errors import ConfigError, Problem, closest_matches, did_you_mean
 
 
 def neighbours(word: str, letters: str) -> set[str]:
@@ -38,30 +35,6 @@ def test_similar_words_match_if_none_is_at_edit_distance_one() -> None:
 def test_several_equally_close_names_are_all_suggested() -> None:
     assert did_you_mean("k9", ["k1", "k2", "abs"]) == "; did you mean 'k1' or 'k2'?"
     assert did_you_mean("nothing like it", ["k1"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "interval", "is_in"),
-    [
-        (0, "[0, 1)", True),
-        (0, "(0, 1)", False),
-        (1, "[0, 1)", False),
-        (1, "(0, 1]", True),
-        (float("inf"), "(0, inf]", True),
-        (float("inf"), "(0, inf)", False),
-        (-1, "(-inf, 0]", True),
-        (float("nan"), "(-inf, inf)", False),
-        (None, "(0, 1)", True),
-    ],
-)
-def test_check_range_accepts_values_of_the_interval(value: float | None, interval: str, is_in: bool) -> None:
-    settings = SimpleNamespace(clip=value)
-    if is_in:
-        check_range(settings, "clip", interval)
-    else:
-        with pytest.raises(ValueError) as caught:
-            check_range(settings, "clip", interval)
-        assert str(caught.value) == f"clip must be in {interval}, got {value}."
 
 
 def test_errors_show_table_key_and_origin() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from titanrl.registry import component_class, declares, kinds, names
 from titanrl.registry.decode import fields_of
-from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, key_ranges, reads
+from titanrl.registry.docs import allowed, declarations, default_of, first_line, key_docs, reads
 from titanrl.runtime.lazy import lazy_torch
 
 __all__ = ["components"]
@@ -50,9 +50,9 @@ def _describe(console: Console, kind: str, cls: type, name: str) -> None:
     console.print(f"[bold]{kind} {name}[/bold]\n")
     console.print(inspect.cleandoc(cls.__doc__ or ""), markup=False, soft_wrap=True)
     table = Table("key", "default", "allowed", "meaning", title="Keys", title_justify="left")
-    docs, ranges = key_docs(cls), key_ranges(cls)
+    docs = key_docs(cls)
     for key, (field, hint) in fields_of(cls).items():
-        cells = (key, default_of(field), allowed(hint, ranges.get(key)), docs.get(key, ""))
+        cells = (key, default_of(field), allowed(hint), docs.get(key, ""))
         table.add_row(*(escape(cell) for cell in cells))
     console.print()
     console.print(table if fields_of(cls) else "No keys.")

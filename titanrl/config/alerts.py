@@ -1,4 +1,4 @@
-"""The [alerts] table: from when on a run of sampled answers is not well."""
+"""The [alerts] table: limits beyond which an online run reports an alert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Alerts"]
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alerts:
-    """Limits of means over the last ``window`` steps; each alert has the name of its key."""
+    """Limits on metrics averaged over the last ``window`` steps; each alert is named after its key."""
 
     renamed: ClassVar[dict[str, str]] = {
         "logprob_gap": "logprob_diff",
@@ -24,24 +24,24 @@ class Alerts:
     }
 
     window: Annotated[int, Range("[1, inf)")] = 5
-    """Last steps over which a metric is averaged, >= 1; nothing is raised before there are so many."""
+    """Number of last steps over which a metric is averaged; no alert is raised before that many steps."""
     kl: Annotated[float, Range("(0, inf]")] = 5.0
-    """KL blow-up: ``kl/value`` above this, nats, > 0; inf: off."""
+    """KL blow-up: ``kl/value`` above this, nats; inf: off."""
     entropy: Annotated[float, Range("[0, inf)")] = 0.02
-    """Entropy collapse: ``loss/entropy`` below this, nats, >= 0; 0: off."""
+    """Entropy collapse: ``loss/entropy`` below this, nats; 0: off."""
     length_growth: Annotated[float, Range("(1, inf]")] = 2.0
-    """Length explosion: factor by which ``sample/response_tokens_mean`` grows from one window to the next,
-    > 1; inf: off."""
+    """Length explosion: factor by which ``sample/response_tokens_mean`` grows from one window to the next;
+    inf: off."""
     zero_std_groups: Annotated[float, Range("(0, inf]")] = 0.9
-    """No signal: ``advantage/frac_zero_std`` above this share of groups, > 0; inf: off. Only where advantages
-    compare the answers of a group."""
+    """No signal: ``advantage/frac_zero_std`` above this fraction of groups; inf: off. Only where
+    advantages compare the responses of a group."""
     clip_fraction: Annotated[float, Range("(0, inf]")] = 0.5
-    """Updates too large: ``loss/clip_fraction`` above this share of tokens, > 0; inf: off."""
+    """Updates too large: ``loss/clip_fraction`` above this fraction of tokens; inf: off."""
     logprob_diff: Annotated[float, Range("(0, inf]")] = 0.1
-    """Sampler and trainer disagree: ``sample/logprob_diff`` above this, nats, > 0; inf: off."""
+    """Sampler and trainer disagree: ``sample/logprob_diff`` above this, nats; inf: off."""
     reward_hacking: Annotated[float, Range("(0, inf]")] = 0.5
-    """Reward up, score flat: ``reward/mean`` has risen by more than so many ``reward/std`` since the best
-    ``eval/score``, which no later validation has beaten; > 0; inf: off."""
+    """Reward rises, score does not: ``reward/mean`` has risen by more than this many ``reward/std`` since
+    the best ``eval/score``, which no later evaluation has exceeded; inf: off."""
     stop: tuple[
         Literal[
             "kl",
@@ -54,7 +54,7 @@ class Alerts:
         ],
         ...,
     ] = ()
-    """Alerts that end the run, with a checkpoint of the step that raised them."""
+    """Alerts that stop the run, with a checkpoint of the step that raised them."""
 
     def __post_init__(self) -> None:
         if off := [key for key in self.stop if getattr(self, key) in (math.inf, 0)]:

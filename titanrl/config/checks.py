@@ -1,4 +1,4 @@
-"""Tables against each other: each check names, as its parameters, the tables that it needs."""
+"""Checks across tables; the parameters of a check are the tables that it needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["cross_problems"]
 
 
 def cross_problems(tables: Mapping[str, Any]) -> list[Problem]:
-    """Returns what is wrong between ``tables``; a check that needs a table which isn't there is left out."""
+    """Returns the problems across ``tables``; a check is skipped if a table that it needs is missing."""
     problems: list[Problem] = []
     for check in CHECKS:
         needed = inspect.signature(check).parameters

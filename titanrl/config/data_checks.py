@@ -1,4 +1,4 @@
-"""Sampled or fixed answers: which tables go with [prompts], which with [data], and what data a loss needs."""
+"""Checks of online and offline tables: those for [prompts], those for [data], and the data of a loss."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _source_kinds(
 
 
 def is_data(source: type) -> bool:
-    """Whether a class of kind `source` brings fixed rows rather than prompts."""
+    """Whether a class of kind ``source`` gives dataset examples rather than prompts."""
     return declares(source, "is_paired")
 
 

@@ -1,7 +1,7 @@
 """The engine's tables: TorchTitan's keys, types and defaults, as far as the engine honours them.
 
-They mirror TorchTitan 0.3.0's own dataclasses because importing those takes seconds, which ``titanrl check``
-hasn't got; a test compares the two key by key and lists each difference.
+They mirror TorchTitan 0.3.0's own dataclasses because importing those takes seconds, too long for
+``titanrl check``; a test compares the two key by key and lists each difference.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ class Training:
     """Sizes and precision of the update."""
 
     seq_len: Annotated[int, Range("[2, inf)")] = 2048
-    """Longest prompt + response, tokens, >= 2; a longer prompt is an error, a longer response is cut."""
+    """Maximum length of prompt and response, tokens. A longer prompt is an error, a longer response is
+    cut."""
     max_tokens_per_microbatch: Annotated[int, Range("[1, inf)")] = 2048
-    """Distinct tokens of one forward and backward pass on one rank, >= 1: sets memory, never the result.
+    """Distinct tokens per forward and backward pass on a rank: it sets memory, never the result.
 
-    Rows of a group share their prompt and stay together. A larger group comes in parts, each with its prompt;
-    if the loss compares its rows, it is one pass all the same.
+    Rows of a group share their prompt and are computed together. A larger group is split into parts, each
+    with the prompt; if the loss compares the rows of a group, the group is one pass regardless.
     """
     max_norm: Annotated[float, Range("(0, inf]")] = 1.0
-    """Bound of the gradient's norm, (0, inf]; inf: no clipping."""
+    """Maximum norm of the gradient; inf: no clipping."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of the master weights, gradients and optimizer state."""
     mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision in which the forward and backward pass compute."""
+    """Precision of the forward and backward pass."""
 
 
 @validated
@@ -44,19 +45,19 @@ class Optimizer:
     """TorchTitan's OptimizersContainer with one parameter group."""
 
     name: Literal["Adam", "AdamW"] = "AdamW"
-    """Class of torch.optim."""
+    """Class in torch.optim."""
     lr: Annotated[float, Range("(0, inf)")] = 1e-6
-    """Peak learning rate, > 0."""
+    """Peak learning rate."""
     beta1: Annotated[float, Range("[0, 1)")] = 0.9
-    """Decay of the first moment, [0, 1)."""
+    """Decay of the first moment."""
     beta2: Annotated[float, Range("[0, 1)")] = 0.95
-    """Decay of the second moment, [0, 1)."""
+    """Decay of the second moment."""
     eps: Annotated[float, Range("(0, inf)")] = 1e-8
-    """Added to the denominator, > 0."""
+    """Term added to the denominator."""
     weight_decay: Annotated[float, Range("[0, inf)")] = 0.1
-    """Decay of the weights per step, in units of lr, >= 0."""
+    """Decay of the weights per step, in units of lr."""
     implementation: Literal["for-loop", "foreach", "fused", "fused_opt_states_bf16"] = "fused"
-    """How the update is computed; fused_opt_states_bf16 keeps the moments in bfloat16 and needs a GPU."""
+    """Implementation of the update; fused_opt_states_bf16 keeps the moments in bfloat16 and needs a GPU."""
 
 
 @validated
@@ -65,15 +66,15 @@ class LRScheduler:
     """Warm-up, stable phase, decay; counted in optimizer steps."""
 
     warmup_steps: Annotated[int, Range("[0, inf)")] = 0
-    """Optimizer steps over which the learning rate rises linearly to lr, >= 0."""
+    """Optimizer steps over which the learning rate rises linearly to lr."""
     total_steps: Annotated[int | None, Range("[1, inf)")] = None
-    """Optimizer steps of the whole schedule, >= 1; omitted: those of the run."""
+    """Optimizer steps of the whole schedule. Default: those of the run."""
     decay_ratio: Annotated[float, Range("[0, 1]")] = 0.0
-    """Share of the schedule, at its end, in which the learning rate falls, [0, 1]; 0: never."""
+    """Fraction of the schedule, at its end, over which the learning rate decays; 0: no decay."""
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
-    """Shape of the fall."""
+    """Shape of the decay."""
     min_lr_factor: Annotated[float, Range("[0, 1]")] = 0.0
-    """The fall ends at this factor times lr, [0, 1]."""
+    """Learning rate at the end of the decay, as a factor of lr."""
 
 
 @validated
@@ -82,24 +83,24 @@ class Parallelism:
     """The mesh: degrees multiply to the number of processes."""
 
     data_parallel_replicate_degree: Annotated[int, Range("[1, inf)")] = 1
-    """Copies of the sharded model (HSDP), >= 1."""
+    """Replicas of the sharded model (HSDP)."""
     data_parallel_shard_degree: int = -1
-    """Ranks over which weights are sharded (FSDP2), >= 1; -1: all that the other degrees leave."""
+    """Ranks over which weights are sharded (FSDP2), >= 1; -1: all ranks that the other degrees leave."""
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether gathered weights are freed between forward and backward."""
     tensor_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
-    """Ranks over which each matrix is split, >= 1."""
+    """Ranks over which each matrix is split."""
     enable_sequence_parallel: bool = True
-    """Whether norms are split over the tensor-parallel ranks, along the sequence."""
+    """Whether norms are split along the sequence over the tensor-parallel ranks."""
     pipeline_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
-    """Ranks over which the layers are split, >= 1."""
+    """Ranks over which the layers are split."""
     pipeline_parallel_schedule: Literal["1F1B", "Interleaved1F1B"] = "1F1B"
-    """Pipeline schedule of torch.distributed.pipelining: one stage a rank, or two."""
+    """Pipeline schedule of torch.distributed.pipelining: one stage per rank, or two."""
     expert_parallel_degree: Annotated[int, Range("[1, inf)")] = 1
-    """Ranks over which a mixture's experts are dealt, >= 1; a divisor of shard degree x tensor degree, whose
-    ranks these are."""
+    """Ranks over which the experts of a mixture are distributed; a divisor of shard degree x tensor
+    degree, whose ranks it uses."""
     spmd_backend: Literal["partial_dtensor"] = "partial_dtensor"
-    """How sharding is expressed; the others do not work on torch 2.13."""
+    """How sharding is expressed; the other backends do not work on torch 2.13."""
 
     def __post_init__(self) -> None:
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
@@ -109,7 +110,7 @@ class Parallelism:
 
     @property
     def least_ranks(self) -> int:
-        """The fewest processes that the degrees fit; with a shard degree of -1 multiples of it do too."""
+        """The minimum number of processes; with a shard degree of -1 multiples of it are valid too."""
         tensor, experts = self.tensor_parallel_degree, self.expert_parallel_degree
         shard = self.data_parallel_shard_degree
         if shard == -1:
@@ -125,11 +126,11 @@ class Checkpoint:
     enable: bool = True
     """Whether checkpoints are written."""
     interval: Annotated[int, Range("[1, inf)")] = 500
-    """Training steps between two checkpoints, >= 1; the last step is always saved."""
+    """Training steps between two checkpoints; the last step is always saved."""
     keep_latest_k: int = 10
-    """Checkpoints kept, 0 (all) or >= 2."""
+    """Number of checkpoints to keep, 0 (all) or >= 2."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Whether writing goes on beside training; the copy in pinned memory needs a GPU."""
+    """Whether checkpoints are written while training continues; the copy in pinned memory needs a GPU."""
 
     def __post_init__(self) -> None:
         if self.keep_latest_k < 0 or self.keep_latest_k == 1:
@@ -144,9 +145,9 @@ class Compile:
     """torch.compile."""
 
     enable: bool = False
-    """Whether anything is compiled; on a CPU the blocks alone pay, in long updates."""
+    """Whether anything is compiled. On a CPU only compiled blocks pay off, in long updates."""
     components: tuple[Literal["model", "loss"], ...] = ("model", "loss")
-    """What is compiled: the transformer blocks, the head and objective."""
+    """Parts to compile: the transformer blocks (model), the head and the objective (loss)."""
     backend: str = "inductor"
     """Backend of torch.compile."""
 
@@ -156,8 +157,8 @@ class ActivationCheckpoint:
     """Which activations are recomputed in the backward pass instead of kept."""
 
     mode: Literal["none", "selective", "full"] = "none"
-    """none: all are kept; selective: cheap ones are recomputed; full: whole blocks are."""
+    """none: keep all activations; selective: recompute the cheap ones; full: recompute whole blocks."""
     preserve_rng_state: bool = True
-    """Whether recomputing draws the same random numbers."""
+    """Whether recomputation uses the same random numbers."""
     determinism_check: str = "default"
-    """What torch.utils.checkpoint compares between the two computations: default or none."""
+    """Comparison of the two computations by torch.utils.checkpoint: default or none."""

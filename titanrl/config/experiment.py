@@ -43,49 +43,49 @@ class Experiment:
     run: Run = field(default_factory=Run)
     """Where the run leaves its files, and its seed."""
     model: Model
-    """What is trained."""
+    """The model that is trained."""
     prompts: Annotated[SourceSettings, Component("source")] | None = None
-    """Where the training prompts come from, to which answers are sampled; either this or data."""
+    """Source of the training prompts, online; either this or data."""
     data: Annotated[DataSettings, Component("source")] | None = None
-    """Where fixed answers come from, which are trained on as they stand; either this or prompts."""
+    """Source of existing examples, offline; either this or prompts."""
     sampler: Annotated[SamplerSettings, Component("sampler")] | None = None
-    """How answers are sampled, to prompts and to evaluation.prompts."""
+    """Sampler of responses, for prompts and evaluation.prompts."""
     reward: tuple[Annotated[Reward, Flattened("reward")], ...] = ()
-    """What a sampled answer is worth: a weighted sum of reward functions."""
+    """Reward of a sampled response: a weighted sum of reward functions."""
     algorithm: Algorithm
-    """How rewards become an update."""
+    """Components that turn rewards into an update."""
     reference: Reference | None = None
-    """The frozen anchor; present iff some component reads ref_logprob."""
+    """The frozen reference policy; present if, and only if, a component reads ref_logprob."""
     teacher: Teacher | None = None
-    """The frozen model distilled from; present iff some component reads what it writes."""
+    """The frozen teacher of distillation; present if, and only if, a component reads its outputs."""
     critic: Critic | None = None
-    """The value model beside the policy; present iff some component reads value."""
+    """The value model; present if, and only if, a component reads value."""
     loop: Loop
-    """How many steps, and of what."""
+    """Number and size of the training steps."""
     evaluation: Evaluation | None = None
-    """Validation on held-out prompts or data; omitted: none."""
+    """Evaluation on held-out prompts or data. Default: none."""
     rft: RFT | None = None
-    """What `titanrl rft` samples to the prompts and keeps; no other command reads it."""
+    """Rejection sampling with `titanrl rft`; other commands ignore it."""
     training: Training = field(default_factory=Training)
     """Sizes and precision of the update."""
     optimizer: Optimizer = field(default_factory=Optimizer)
-    """What turns gradients into weights."""
+    """Optimizer of the policy."""
     lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
-    """The learning rate over time."""
+    """Schedule of the learning rate."""
     parallelism: Parallelism = field(default_factory=Parallelism)
-    """How ranks share the model and the batch."""
+    """Degrees of parallelism."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    """What is saved and when."""
+    """When checkpoints are written, and how many are kept."""
     compile: Compile = field(default_factory=Compile)
-    """What is compiled."""
+    """Parts to compile."""
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
-    """What is recomputed to save memory."""
+    """Activations to recompute, to save memory."""
     report: Report = field(default_factory=Report)
-    """What is shown and logged."""
+    """Display and logs."""
     profile: Profile | None = None
-    """What is measured of single steps; omitted: nothing."""
+    """Steps to profile. Default: none."""
     alerts: Alerts = field(default_factory=Alerts)
-    """From when on a run of sampled answers is not well."""
+    """Limits beyond which an online run reports an alert."""
 
     def __post_init__(self) -> None:
         if problems := cross_problems({each.name: getattr(self, each.name) for each in fields(self)}):
@@ -96,7 +96,8 @@ class Experiment:
         """Returns the experiment that a resolved file describes.
 
         Args:
-            table: plain TOML values. directives: top-level keys of files that are no tables, for suggestions.
+            table: plain TOML values.
+            directives: top-level keys of files that are no tables, for suggestions.
 
         Raises:
             ConfigError: with every mistake of every table, and of those tables together that could be read.
@@ -119,7 +120,7 @@ class Experiment:
             elif name not in suggested:
                 problems.append(Problem(name, "is missing; every experiment needs this table."))
         for name in suggested:
-            values.pop(name, None)  # Under its wrong name it is there, so nothing shall miss it.
+            values.pop(name, None)  # It is present under a wrong name, so no check may report it missing.
         if problems:
             raise ConfigError([*problems, *cross_problems(values)])
         return cls(**values)

@@ -29,7 +29,7 @@ def import_all(imports: Any) -> None:
             problems += error.problems
         except Exception as error:  # Whatever a user's file raises is a mistake of the experiment.
             text = (
-                f"of {name!r} failed with {type(error).__name__}: {str(error).rstrip('.')}; mend or drop it."
+                f"of {name!r} failed with {type(error).__name__}: {str(error).rstrip('.')}; fix or remove it."
             )
             problems.append(Problem("", text, "imports"))
     if problems:

@@ -45,13 +45,18 @@ def file_schema() -> Schema:
 
 
 def _of(hint: Any, *, whole: bool = False) -> Schema:
-    """Returns the schema of a value; ``whole``: a component's table that no base file completes."""
+    """Returns the schema of a value.
+
+    Args:
+        hint: its type.
+        whole: whether a component's table is complete, without keys of a base file.
+    """
     plain, marker = unwrap_optional(hint)
     if marker is not None:
         own = _table(plain, without=marker.field)["properties"] if isinstance(marker, Flattened) else {}
         options = [_component(marker.kind, name, own) for name in names(marker.kind)]
         if not whole:
-            over = "keys laid over the component that the base file names"
+            over = "keys merged over the component that the base file names"
             options.append({"title": over, "type": "object", "not": {"required": ["name"]}})
         return {"oneOf": options}
     args = typing.get_args(plain)

@@ -1,4 +1,4 @@
-"""An experiment file -> Experiment: TOML, base files, imports, overrides; every mistake of it at once."""
+"""Loads an experiment file: TOML, base files, imports and overrides; reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import tomli
 from titanrl.config.experiment import Experiment
 from titanrl.config.imports import import_all
 from titanrl.config.merge import Layers
+from titanrl.config.paths import refuse_control_characters
 from titanrl.config.presets import locate
 from titanrl.errors import ConfigError, Problem, did_you_mean
 
 __all__ = ["load", "parse", "read", "read_toml"]
 
 DIRECTIVES = ("base", "drop", "imports")
-"""Top-level keys that say how the file is put together."""
+"""Top-level keys that control how files are merged."""
 
 PLAIN_NAMES = ("run", "optimizer")
-"""Tables whose name decides over no other key of theirs."""
+"""Tables whose ``name`` picks no component, so that a new name keeps their other keys."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -36,10 +37,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """
     layers = read(Path(path), overrides)
     try:
-        import_all(layers.table.get("imports", []))
-        return Experiment.from_table(layers.table, DIRECTIVES)
+        return _decode(layers)
     except ConfigError as error:
-        raise ConfigError(_traced(error.problems, layers, str(path)), file=str(path)) from error.__cause__
+        problems = _traced(error.problems, layers, str(path))
+        problems = _attributed(problems, Path(path), overrides)
+        raise ConfigError(problems, file=str(path)) from error.__cause__
 
 
 def parse(table: Mapping[str, Any]) -> Experiment:
@@ -53,11 +55,12 @@ def parse(table: Mapping[str, Any]) -> Experiment:
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
-    """Returns the file over its base files, with the overrides on top; nothing is decoded yet.
+    """Returns the file merged over its base files, with the overrides on top; nothing is decoded yet.
 
     Raises:
         ConfigError: a file is missing or no TOML, ``base`` leads in a circle, or an override has no place.
     """
+    refuse_control_characters(str(path), "the path")
     path = locate(path)
     layers = _stack(path, ())
     problems: list[Problem] = []
@@ -74,14 +77,16 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     return layers
 
 
-def _stack(path: Path, above: tuple[Path, ...]) -> Layers:
+def _stack(path: Path, above: tuple[Path, ...], *, only_bases: bool = False) -> Layers:
     if path.resolve() in above:
         raise ConfigError(Problem("", f"leads in a circle back to {path}; break it.", "base"), file=str(path))
     table = read_toml(path)
     layers = Layers(PLAIN_NAMES)
     bases, imports, drops = (table.pop(key, []) for key in ("base", "imports", "drop"))
     for base in _strings(bases, "base", path):
-        layers.absorb(_stack(locate(base, path.parent), (*above, path.resolve())))
+        layers.merge(_stack(locate(base, path.parent), (*above, path.resolve())))
+    if only_bases:
+        return layers
     for dropped in _strings(drops, "drop", path):
         try:
             layers.drop(dropped)
@@ -101,12 +106,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: no such file, or no TOML.
     """
+    refuse_control_characters(str(path), "the path")
     try:
         return tomli.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.toml")])
         raise ConfigError(f"no such file: {path}{near or '.'}") from None
-    except (IsADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no UTF-8 text; give a TOML file.") from None
@@ -119,6 +125,8 @@ def _strings(value: Any, key: str, path: Path) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         message = f"must be a string or an array of strings, got {value!r}."
         raise ConfigError(Problem("", message, key), file=str(path))
+    for each in values:
+        refuse_control_characters(each, key, file=str(path))
     return values
 
 
@@ -128,10 +136,49 @@ def _located(name: str, folder: Path) -> str:
 
 
 def _traced(problems: Iterable[Problem], layers: Layers, file: str) -> list[Problem]:
-    """Returns the problems with the file each was written in, where that is not the one in the heading."""
+    """Returns the problems with the file that has the key, unless it is the one in the heading."""
     traced = []
     for problem in problems:
         key = problem.key or problem.message.partition(" ")[0]
         origin = layers.origin(f"{problem.where}.{key}" if problem.where else key)
         traced.append(replace(problem, origin="" if origin == file else origin))
     return traced
+
+
+def _attributed(problems: list[Problem], path: Path, overrides: Sequence[str]) -> list[Problem]:
+    """Returns the problems with the origin that caused them.
+
+    A key of the file, or ``--set``, may cause a mistake in a table of a base file. If the experiment below is
+    valid, the layer above it caused every mistake.
+    """
+    if overrides:
+        without = _problems(read(path))
+        if not without:
+            return [replace(problem, origin="--set") for problem in problems]
+        known = {(problem.where, problem.key, problem.message) for problem in without}
+        changed = {assignment.partition("=")[0].strip() for assignment in overrides}
+        problems = [
+            replace(problem, origin="--set")
+            if (problem.where, problem.key, problem.message) not in known
+            and any(key.startswith(f"{problem.where}.") for key in changed)
+            else problem
+            for problem in problems
+        ]
+    bases = _stack(locate(path), (), only_bases=True)
+    if bases.table and not _problems(bases):
+        return [problem if problem.origin == "--set" else replace(problem, origin="") for problem in problems]
+    return problems
+
+
+def _problems(layers: Layers) -> tuple[Problem, ...]:
+    """Returns what is wrong with an experiment."""
+    try:
+        _decode(layers)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _decode(layers: Layers) -> Experiment:
+    import_all(layers.table.get("imports", []))
+    return Experiment.from_table(layers.table, DIRECTIVES)

@@ -1,4 +1,4 @@
-"""Experiment files on top of each other: base files, dropped keys, ``--set``; and who wrote which key."""
+"""Merging of experiment files: base files, dropped keys, ``--set``; with the origin of each key."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Layers:
         self._origins: dict[Path, str] = {}
 
     def add(self, table: Mapping[str, Any], origin: str) -> None:
-        """Lays ``table`` over what is there."""
+        """Merges ``table`` over the present tables."""
         self._merge(self.table, table, (), origin)
 
-    def absorb(self, other: Layers) -> None:
-        """Lays another stack over this one; its keys keep their origins."""
+    def merge(self, other: Layers) -> None:
+        """Merges other layers over these; their keys keep their origins."""
         self._merge(self.table, other.table, (), "")
-        self._origins.update(other._origins)
+        self._origins |= other._origins
 
     def drop(self, dotted: str) -> None:
         """Removes a key or a table.
@@ -80,7 +80,7 @@ class Layers:
             self._merge(parent, {last: value}, tuple(parents), "--set")
 
     def origin(self, dotted: str) -> str:
-        """Returns who wrote a key, or the nearest table around it: what ``add`` got, or ``--set``."""
+        """Returns the origin of a key, or of the nearest table around it: a file, or ``--set``."""
         path = tuple(dotted.split("."))
         while path:
             if path in self._origins:
@@ -92,6 +92,8 @@ class Layers:
         renamed = "name" in over and "name" in under and over["name"] != under["name"]
         if renamed and ".".join(path) not in self._plain:
             under.clear()
+            self._forget(path)
+            self._note(path, origin)
         for key, value in over.items():
             here = (*path, key)
             if isinstance(value, Mapping):
@@ -105,8 +107,12 @@ class Layers:
 
     def _note(self, path: Path, origin: str) -> None:
         if origin:
-            self._origins = {known: by for known, by in self._origins.items() if known[: len(path)] != path}
+            self._forget(path)
             self._origins[path] = origin
+
+    def _forget(self, path: Path) -> None:
+        """Forgets the origins of a table and its keys."""
+        self._origins = {known: by for known, by in self._origins.items() if known[: len(path)] != path}
 
     def _descend(self, parents: list[str], dotted: str, *, create: bool) -> dict[str, Any] | list[Any]:
         at: Any = self.table

@@ -1,4 +1,4 @@
-"""The tables of what a run shows, writes and measures of itself: [report] and [profile]."""
+"""The [report] and [profile] tables: display, logs and measurements of a run."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ __all__ = ["Profile", "Report", "profile_problems"]
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run shows and writes."""
+    """Display and logs of a run."""
 
     progress: bool = True
     """Whether a live display shows the run; it needs a terminal."""
     tensorboard: bool = True
-    """Whether scalars and texts go to TensorBoard files in the run folder."""
+    """Whether scalars and texts are written to TensorBoard files in the run folder."""
     trackers: tuple[Literal["wandb", "trackio"], ...] = ()
-    """Trackers that get the settings and each step's numbers, packages: `pip install titanrl[NAME]`."""
+    """Trackers that receive the settings and the metrics of each step; install with `pip install
+    titanrl[NAME]`."""
     project: str = "titanrl"
-    """What the trackers call the runs together."""
+    """Project name for the trackers."""
     prometheus_port: Annotated[int | None, Range("[1, 65535]")] = None
-    """Port from which anybody may read the last step's numbers in Prometheus' text form; omitted: none."""
+    """Port that serves the last step's metrics in Prometheus' text format, without authentication.
+    Default: none."""
     samples_per_step: Annotated[int, Range("[0, inf)")] = 10
-    """Answers of each step that are written to samples.jsonl, >= 0."""
+    """Responses per step that are written to samples.jsonl."""
 
 
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What is measured of single steps, on every rank, in the run folder's `profile`."""
+    """Profiles of single steps, on every rank, in the folder `profile` of the run."""
 
     steps: Annotated[tuple[int, ...], Range("[1, inf)")]
-    """Steps that are measured, the first one is 1, and the first ones are slower than the others."""
+    """Steps to measure, counted from 1; the first steps are slower than the others."""
     trace: bool = True
-    """Whether a trace of all operations is written, step-N-rank-R.json.gz, for https://ui.perfetto.dev, and
-    the slowest of them as a table, step-N-rank-R.txt."""
+    """Whether to write a trace of all operations, step-N-rank-R.json.gz, for https://ui.perfetto.dev, and
+    a table of the slowest ones, step-N-rank-R.txt."""
     memory: bool = False
-    """Whether allocations with their stacks are written, step-N-rank-R.pickle, for
+    """Whether to write allocations with their stacks, step-N-rank-R.pickle, for
     https://docs.pytorch.org/memory_viz; needs a GPU."""
 
     def __post_init__(self) -> None:

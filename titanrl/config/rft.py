@@ -1,4 +1,4 @@
-"""The [rft] table: what ``titanrl rft`` samples, and which of the answers it keeps."""
+"""The [rft] table: prompts and selection of responses for ``titanrl rft``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RFT", "rft_problems"]
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RFT:
-    """Rejection sampling: what ``titanrl rft`` samples to [prompts] and keeps; training doesn't read it."""
+    """Rejection sampling: responses that ``titanrl rft`` samples and keeps; training ignores this table."""
 
     renamed: ClassVar[dict[str, str]] = {
         "write=answers": "responses",
@@ -29,34 +29,35 @@ class RFT:
     }
 
     write: Literal["responses", "pairs"] = "responses"
-    """answers: the best ones to each prompt, for supervised training; pairs: the best against the worst, for
-    preference losses and reward models."""
+    """responses: the best responses per prompt, for supervised training; pairs: the best against the
+    worst, for preference losses and reward models."""
     num_prompts: Annotated[int | None, Range("[1, inf)")] = None
-    """Prompts asked, the first of the source, >= 1; omitted: all of them."""
+    """Number of prompts, the first of the source. Default: all."""
     samples_per_prompt: Annotated[int, Range("[1, inf)")] = 8
-    """Answers sampled to each prompt (N), >= 1; >= 2 for pairs."""
+    """Responses per prompt (N); at least 2 for pairs."""
     prompts_per_batch: Annotated[int, Range("[1, inf)")] = 16
-    """Prompts answered side by side, over all ranks, >= 1; only speed and memory depend on it."""
+    """Prompts per sampling batch, over all ranks; it affects speed and memory only."""
     reward: str | None = None
-    """Label of the [[reward]] whose raw value ranks the answers; omitted: the weighted sum of all."""
+    """Label of the [[reward]] whose unweighted value ranks the responses. Default: the weighted sum of
+    all."""
     max_per_prompt: Annotated[int, Range("[1, inf)")] = 1
-    """Answers kept of each prompt, the best first, >= 1; answers only."""
+    """Maximum number of responses to keep per prompt, the best first. Only with write = "responses"."""
     min_reward: Annotated[float, Range("[-inf, inf)")] = -math.inf
-    """Least reward of an answer that is kept, or chosen in a pair."""
+    """Minimum reward of a kept response, or of the chosen one of a pair."""
     min_rewards: Annotated[dict[str, float], Range("[-inf, inf)")] = field(default_factory=dict)
-    """Label of a [[reward]] -> least raw value of an answer that is kept or chosen: its form, its language.
-    A reward of weight 0 is such a condition and nothing else."""
+    """Label of a [[reward]] -> minimum unweighted value of a kept or chosen response, for format or
+    language. A reward of weight 0 serves as such a condition only."""
     min_margin: Annotated[float, Range("[0, inf)")] = 0.0
-    """Least difference in reward between the two of a pair, >= 0; equal ones are never a pair."""
+    """Minimum difference in reward within a pair; responses with equal rewards never form a pair."""
     min_tokens: Annotated[int, Range("[1, inf)")] = 1
-    """Shortest answer that is used at all, tokens with the end token, >= 1."""
+    """Minimum length of a response, tokens with the end token."""
     max_tokens: Annotated[int | None, Range("[min_tokens, inf)")] = None
-    """Longest answer that is used at all, tokens with the end token, >= 1."""
+    """Maximum length of a response, tokens with the end token."""
     include_truncated: bool = False
-    """Whether answers cut at [sampler] max_response_tokens are used; a model trained on them learns to end
-    there."""
+    """Whether responses cut at [sampler] max_response_tokens are used; a model trained on them learns to
+    stop there."""
     dedup: bool = True
-    """Whether the same text to the same prompt is written only once, in the whole file."""
+    """Whether equal responses to equal prompts are written only once per file."""
 
     def __post_init__(self) -> None:
         if self.write == "pairs" and self.samples_per_prompt < 2:

@@ -1,4 +1,4 @@
-"""Who the old policy is, and what the frozen models are for."""
+"""Checks of the old policy, the frozen models and the critic."""
 
 from __future__ import annotations
 

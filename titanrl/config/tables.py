@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
+from titanrl.config.paths import has_control_characters
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import Range, name_of, validated
 from titanrl.registry.decode import Component, build
@@ -19,34 +20,36 @@ __all__ = [
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Where a run leaves its files, and the seed of everything random in it."""
+    """The folder of the run and the seed of its random numbers."""
 
     name: str | None = None
-    """Name of the run's folder; omitted: the experiment file's name."""
+    """Name of the run's folder. Default: the name of the experiment file."""
     folder: str = "runs"
-    """Folder that holds the runs, relative to the working directory."""
+    """Folder of all runs, relative to the working directory."""
     seed: Annotated[int, Range("[0, inf)")] = 0
-    """Seed of prompt order, sampling and initial weights, >= 0; the same seed gives the same run."""
+    """Seed of prompt order, sampling and new weights; equal seeds give equal runs."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
-            raise ValueError(f"name must be a plain folder name, got {self.name!r}.")
+        name = self.name
+        if name is not None and (name in ("", ".", "..") or "/" in name or has_control_characters(name)):
+            raise ValueError(f"name must be a plain folder name, got {name!a}.")
 
 
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model that is trained."""
+    """The policy, or the value model, that is trained."""
 
     path: str
     """Hugging Face folder (config.json, tokenizer, safetensors), relative to the working directory."""
     head: Literal["language", "value"] = "language"
-    """language: the vocabulary's; value: one number a position (reward models), new on a language model."""
+    """language: the vocabulary head; value: one number per position, for reward models. On a language
+    model the value head is new."""
     heads: Annotated[dict[str, float], Range("(-inf, inf)")] = field(default_factory=dict)
-    """Names of several value heads, and the weight of each in the score; omitted: there is one. Examples of
-    [data] say with the column `head` which one they are about, else it is the score."""
+    """Names of several value heads -> the weight of each in the score. Default: one head. An example of
+    [data] names its head in the column `head`; without it, its labels are about the score."""
     chat_template: str | None = None
-    """Jinja text that turns chat messages into a prompt; omitted: the tokenizer's own template."""
+    """Jinja template that renders chat messages as a prompt. Default: the tokenizer's template."""
 
     def __post_init__(self) -> None:
         if self.heads and (self.head != "value" or len(self.heads) == 1):
@@ -64,15 +67,16 @@ class Reward:
     renamed: ClassVar[dict[str, str]] = {"failure": "failure_score", "deadline_seconds": "timeout_seconds"}
 
     component: Annotated[RewardFunction, Component("reward")]
-    """The reward function; its keys stand in the same table."""
+    """The reward function; its keys are in the same table."""
     weight: Annotated[float, Range("(-inf, inf)")] = 1.0
-    """Factor in the sum; the unweighted reward stays in the batch under its label."""
+    """Factor in the weighted sum; the batch also keeps the unweighted reward, under its label."""
     label: str = ""
-    """Name in the batch and in the metrics; omitted: the component's name. Needed to use one twice."""
+    """Name in the batch and in the metrics. Default: the name of the component. Required to use a
+    component twice."""
     failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
-    """Score of an answer on which the function raised, returned no finite number, or ran out of time."""
+    """Score of a response on which the function raises, returns no finite number or times out."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
-    """Time limit of the function on a batch, then on each row by itself, seconds, > 0."""
+    """Time limit of the function for a batch, and then for each row alone, seconds."""
 
     def __post_init__(self) -> None:
         for key in ("failure_score", "timeout_seconds"):
@@ -84,34 +88,36 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The frozen model that KL terms and preference losses compare with."""
+    """The frozen reference policy of KL terms and preference losses."""
 
     path: str | None = None
-    """Hugging Face folder of the same architecture and vocabulary; omitted: the initial policy."""
+    """Hugging Face folder of a model with the policy's architecture and vocabulary. Default: the initial
+    policy."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
     offload: bool = False
-    """Whether its weights wait in CPU memory and come to the GPU only while it is scored; on a CPU they are
-    there anyway."""
+    """Whether its weights stay in CPU memory and are copied to the GPU only for scoring; no effect on a
+    CPU."""
     cache: str | None = None
-    """Folder, seen by all ranks, of log-probs on [data]: computed once before training, found again by later
-    runs, and then the model takes no memory in training. Omitted: computed in each step."""
+    """Folder, shared by all ranks, for its log-probs on [data]. They are computed once before training and
+    reused by later runs, and the model needs no memory during training. Default: computed in each step."""
 
 
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """The frozen model that distillation learns from."""
+    """The frozen teacher of distillation."""
 
     path: str
-    """Hugging Face folder: of any size, with the policy's vocabulary and tokenizer."""
+    """Hugging Face folder of a model of any size with the policy's vocabulary and tokenizer."""
     dtype: Literal["bfloat16", "float32"] = "float32"
     """Precision of its weights."""
     offload: bool = False
-    """As that of [reference]: whether its weights wait in CPU memory while it is not scored."""
+    """Whether its weights stay in CPU memory and are copied to the GPU only for scoring; no effect on a
+    CPU."""
     top_k: Annotated[int | None, Range("[1, inf)")] = None
-    """Likeliest tokens of each trained position whose log-probs it gives (K), >= 1; given iff a loss reads
-    ``candidate_ids``. Each costs 12 bytes of memory a position, on every rank."""
+    """Number of most probable tokens per loss token whose log-probs it returns (K). Required if, and only
+    if, a loss reads ``candidate_ids``. Each takes 12 bytes of memory per position on every rank."""
 
 
 @validated
@@ -120,11 +126,11 @@ class CriticOptimizer(Optimizer):
     """The critic's own optimizer, with the keys of [optimizer]."""
 
     lr: Annotated[float, Range("(0, inf)")] = 1e-5
-    """Peak learning rate, > 0."""
+    """Peak learning rate."""
 
 
 SHARE = 0.1
-"""Factor of a shared critic's loss, as in 1909.08593."""
+"""Default factor of a shared critic's loss, as in 1909.08593."""
 
 
 def _value_loss() -> PolicyLoss:
@@ -135,24 +141,24 @@ def _value_loss() -> PolicyLoss:
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critic:
-    """The value model beside the policy, or its second head, trained on the same minibatches."""
+    """The value model, or a second head on the policy, trained on the policy's minibatches."""
 
     path: str | None = None
-    """Hugging Face folder of a value model, or of a language model that gets a new head, whose values begin
-    at 0; the policy's vocabulary; omitted: [model] path."""
+    """Hugging Face folder of a value model, or of a language model that gets a new value head, whose
+    values start at 0; with the policy's vocabulary. Default: [model] path."""
     shared: bool = False
-    """Whether it is a second head on the policy's body instead of a model, trained by the policy's own
-    optimizer steps; path, warmup_steps, optimizer and lr_scheduler must be left out then."""
+    """Whether the critic is a second head on the policy's backbone, trained by the policy's optimizer
+    steps. Then path, warmup_steps, optimizer and lr_scheduler must be left out."""
     coefficient: Annotated[float | None, Range("(0, inf)")] = None
-    """Factor of its loss beside the policy's, > 0; with shared only, 0.1 if omitted."""
+    """Factor of its loss beside the policy's. Only with shared, where the default is 0.1."""
     warmup_steps: Annotated[int, Range("[0, inf)")] = 0
-    """Steps at the beginning that train the critic alone, >= 0: less than [loop] steps."""
+    """Steps at the start that train only the critic; fewer than [loop] steps."""
     loss: Annotated[PolicyLoss, Component("loss")] = field(default_factory=_value_loss)
-    """What the critic minimises, per token; a loss on values. Omitted: value."""
+    """Loss of the critic per token; it must read values. Default: value."""
     optimizer: CriticOptimizer = None  # type: ignore[assignment]
-    """What turns its gradients into weights; not there if shared."""
+    """Optimizer of the critic; absent if shared."""
     lr_scheduler: LRScheduler = None  # type: ignore[assignment]
-    """Its learning rate over time; not there if shared."""
+    """Learning-rate schedule of the critic; absent if shared."""
 
     def __post_init__(self) -> None:
         omitted: dict[str, Any] = (
@@ -178,55 +184,54 @@ class Loop:
     kind: str | None = None
     """Registered training loop; omitted: online with [prompts], offline with [data]."""
     steps: Annotated[int, Range("[1, inf)")]
-    """Training steps, >= 1: each samples, or takes the next data, scores and updates once."""
+    """Training steps. Each one samples, or takes the next examples, scores them and updates once."""
     prompts_per_step: Annotated[int, Range("[1, inf)")]
-    """Prompts of a step, or examples of [data], over all ranks, >= 1; a multiple of minibatches times
+    """Prompts per step, or examples of [data], over all ranks; a multiple of minibatches times
     data-parallel ranks."""
     samples_per_prompt: Annotated[int, Range("[1, inf)")] = 8
-    """Answers to each prompt (G), >= 1: the group in which group-relative advantages compare; [prompts]
-    only."""
+    """Responses per prompt (G): the group within which group-relative advantages compare. [prompts] only."""
     minibatches: Annotated[int, Range("[1, inf)")] = 1
-    """Optimizer steps into which a batch is cut, >= 1; groups stay whole."""
+    """Optimizer steps per pass over a batch; groups are not split."""
     epochs: Annotated[int, Range("[1, inf)")] = 1
-    """Passes over each batch, >= 1."""
+    """Passes over each batch."""
     target_kl: Annotated[float | None, Range("(0, inf)")] = None
-    """``loss/approx_kl`` of an optimizer step, nats, > 0, above which the policy is spared the rest of the
-    batch's; omitted: none is left out."""
+    """Early stopping: once ``loss/approx_kl`` of an optimizer step exceeds this value, nats, skip the
+    policy's remaining optimizer steps for this batch. Default: off."""
     data_workers: Annotated[int, Range("[0, inf)")] = 0
-    """Processes of each rank that read and tokenize [prompts] or [data] ahead of the steps, >= 0; 0: each
-    step reads its own."""
+    """Processes per rank that read and tokenize [prompts] or [data] ahead of the steps; 0: each step reads
+    its own."""
     max_resample_attempts: Annotated[int, Range("[0, inf)")] = 8
-    """How often a step whose groups were all filtered away draws anew before the run fails, >= 0."""
+    """How often a step samples again if the filters drop all its groups, before the run fails."""
     skip_zero_advantage: bool = False
-    """Whether rows whose advantage is 0 stay out of the update: the same gradient for less work, where no KL
-    or entropy term needs them; metrics of the update then cover the other rows."""
+    """Whether the update skips rows with advantage 0: the same gradient for less work, if no KL or entropy
+    term needs these rows. Metrics of the update then cover the other rows only."""
 
 
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Validation on held-out prompts or data: before the first step, every so many steps, after the last."""
+    """Evaluation on held-out prompts or data: before the first step, at an interval, after the last step."""
 
     renamed: ClassVar[dict[str, str]] = {"every": "interval", "selector": "best_of_reward"}
 
     prompts: Annotated[SourceSettings, Component("source")] | None = None
-    """Held-out prompts, a source of their own; nothing is trained on them. With [data] they need a [sampler]
-    and a [[reward]], which training itself has no use for."""
+    """Held-out prompts, a source of their own that is never trained on. With [data] they also need a
+    [sampler] and a [[reward]], which training does not use."""
     data: Annotated[DataSettings, Component("source")] | None = None
-    """Held-out data, a source of its own, on which the loss is taken; with [data] only."""
+    """Held-out examples, a source of their own, on which the loss is measured. With [data] only."""
     interval: Annotated[int, Range("[0, inf)")] = 10
-    """Steps between two validations, >= 0; 0: only before the first step and after the last."""
+    """Steps between two evaluations; 0: only before the first and after the last step."""
     num_prompts: Annotated[int, Range("[1, inf)")] = 64
-    """Prompts of a validation, or examples of its data, >= 1, always the same first ones of the source."""
+    """Prompts per evaluation, or examples of its data: always the first ones of the source."""
     samples_per_prompt: Annotated[int, Range("[1, inf)")] = 1
-    """Answers to each prompt, >= 1; more than one needs a temperature above 0."""
+    """Responses per prompt; more than one needs a temperature above 0."""
     temperature: Annotated[float, Range("[0, inf)")] = 0.0
-    """Sampling temperature, >= 0; 0: greedy."""
+    """Sampling temperature; 0: greedy."""
     reward: str | None = None
-    """Label of the [[reward]] whose raw value is the held-out score; omitted: the first one."""
+    """Label of the [[reward]] whose unweighted value is the held-out score. Default: the first one."""
     best_of_reward: str | None = None
-    """Label of the [[reward]], a reward model or a verifier, by whose raw value the best of several answers
-    is chosen; omitted: no best-of-N score. It needs more than one answer to each prompt."""
+    """Label of the [[reward]], a reward model or a verifier, whose unweighted value selects the best of
+    several responses. Default: no best-of-N score. Needs samples_per_prompt > 1."""
 
     def __post_init__(self) -> None:
         if self.samples_per_prompt > 1 and self.temperature == 0:

@@ -111,10 +111,10 @@ def load_entry_points() -> None:
         for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
             try:
                 entry_point.load()
-            except Exception as error:  # Whatever a foreign package raises, the user must learn which it was.
+            except Exception as error:  # Whatever it raises, the message must name the package.
                 raise ConfigError(
                     f"entry point {entry_point.name!r} ({entry_point.value}) failed with "
-                    f"{type(error).__name__}: {error}; mend or uninstall its package."
+                    f"{type(error).__name__}: {error}; fix or uninstall its package."
                 ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a component's class declares about itself beyond its fields: names, types, defaults, meanings."""
+"""Declarations of component classes beyond their fields: names, types, defaults and meanings."""
 
 from __future__ import annotations
 

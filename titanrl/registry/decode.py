@@ -1,4 +1,4 @@
-"""Plain tables -> components: the walk through tables is ours, the values are judged in ``values``."""
+"""Decoding of plain tables into dataclasses and components; ``values`` decodes single values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source says of a dataclass, as text: its keys' docstrings, types, ranges and defaults."""
+"""Documentation of a dataclass as text: its keys with their docstrings, types, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from typing import Any
 from titanrl.protocols.batch import key_name
 from titanrl.registry.declarations import DECLARATIONS, declared, declares
 from titanrl.registry.decode import unwrap_optional
-from titanrl.registry.ranges import ranges_of
+from titanrl.registry.ranges import range_of
 
 __all__ = [
     "allowed",
     "default_of",
     "first_line",
     "key_docs",
-    "key_ranges",
     "declarations",
     "reads",
     "type_name",
@@ -36,12 +35,6 @@ __all__ = [
 def key_docs(cls: type) -> dict[str, str]:
     """Returns the docstring under each field of a dataclass, base classes included; {} without source."""
     return {key: text for node in _sources(cls) for key, text in _docs_of(node)}
-
-
-def key_ranges(cls: type) -> dict[str, str]:
-    """Returns the range of each field that declares one, such as ``(0, 1 + clip_high]``."""
-    checked = {key: text for node in _sources(cls) for key, text in _ranges_of(node)}
-    return checked | {key: str(declared) for key, declared in ranges_of(cls).items()}
 
 
 def first_line(cls: type, *, keep_code: bool = False) -> str:
@@ -67,9 +60,10 @@ def type_name(hint: Any) -> str:
     return words.get(origin or plain, getattr(plain, "__name__", str(plain)))
 
 
-def allowed(hint: Any, interval: str | None) -> str:
-    """Returns what a key may be: its type, and the interval if it has one."""
-    return type_name(hint) + (f" in {interval}" if interval else "")
+def allowed(hint: Any) -> str:
+    """Returns the values that a key may have: its type, and its range if it has one."""
+    declared_range = range_of(hint)
+    return type_name(hint) + (f" in {declared_range}" if declared_range is not None else "")
 
 
 def default_of(field: Field[Any]) -> str:
@@ -165,27 +159,3 @@ def _docs_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
                 yield name, " ".join(inspect.cleandoc(text).split())
-
-
-def _ranges_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    loops = {
-        loop.target.id: [str(option.value) for option in loop.iter.elts if isinstance(option, ast.Constant)]
-        for loop in ast.walk(node)
-        if isinstance(loop, ast.For)
-        and isinstance(loop.target, ast.Name)
-        and isinstance(loop.iter, ast.Tuple)
-    }
-    for call in ast.walk(node):
-        match call:
-            case ast.Call(func=ast.Name(id="check_range"), args=[_, ast.Constant(value=str(name)), interval]):
-                yield name, _interval(interval)
-            case ast.Call(func=ast.Name(id="check_range"), args=[_, ast.Name(id=variable), interval]):
-                yield from ((name, _interval(interval)) for name in loops.get(variable, ()))
-
-
-def _interval(node: ast.expr) -> str:
-    """Returns an interval with the bounds that other fields set by their names."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    values = (part.value if isinstance(part, ast.FormattedValue) else part for part in parts)
-    shown = (str(each.value) if isinstance(each, ast.Constant) else ast.unparse(each) for each in values)
-    return "".join(shown).replace("self.", "")

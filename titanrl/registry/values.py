@@ -1,4 +1,4 @@
-"""A single TOML value against a type: pydantic judges, the wording of its verdict is ours."""
+"""Decoding of a single TOML value: pydantic validates it, and this module words the errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from titanrl.errors import ConfigError, Problem, did_you_mean
+from titanrl.errors import ConfigError, Problem, did_you_mean, edit_distance_one
 from titanrl.registry.foreign_names import KEYS
 
 __all__ = ["decode_scalar", "format_value", "is_of_type", "unknown_keys"]
@@ -41,6 +41,8 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         raise ConfigError(Problem("", "must be a number, got nan."))
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(Problem("", f"must be a 64-bit integer, got {value}."))
+    if isinstance(value, str) and ("\0" in value or _has_surrogate(value)):
+        raise ConfigError(Problem("", f"must be text without NUL or unpaired surrogates, got {value!a}."))
     try:
         # JSON mode: arrays may fill tuples, while a bool is no number and a number no string.
         return _adapter(hint).validate_json(json.dumps(value))
@@ -98,9 +100,15 @@ def unknown_keys(
         elif key in renamed:
             problems.append(Problem("", f"was renamed to {renamed[key]!r}, got {got}.", key))
         else:
-            meant = f"; did you mean {KEYS[key]}?" if key in KEYS else did_you_mean(key, known)
+            is_slip = any(edit_distance_one(key, each) for each in known)
+            is_foreign = key in KEYS and not is_slip
+            meant = f"; did you mean {KEYS[key]}?" if is_foreign else did_you_mean(key, known)
             problems.append(Problem("", f"is not a key{owner}, got {got}{meant or ';'} {listed}", key))
     return problems
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,77 @@ def test_error_names_the_file_of_its_key(write: Write) -> None:
     assert f"clip_low must be in (0, 1), got 7.5. (from {base})" in report
     assert "steps must be in [1, inf), got -1.\n" in report
     assert "lr must be a number, got 'fast'. (from --set)" in report
+
+
+BASE = EXPERIMENT.replace("clip_low = 0.1\n", "")
+
+
+def problems(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def test_mistake_in_a_renamed_table_is_that_of_the_file_that_renamed_it(write: Write) -> None:
+    write(BASE, "base.toml")
+    # Who reads a key that no stage writes is the loss of this file, not that of its base.
+    reads = write('base = "base.toml"\n[algorithm.loss]\nname = "lab_loss"\nreads = ["no_such_key"]')
+    assert "reads 'no_such_key', which no stage writes" in problems(reads)
+    assert "(from" not in problems(reads)
+    renamed = write('base = "base.toml"\n[algorithm.loss]\nname = "lab_other_loss"\nclip_low = 0.1')
+    assert "[algorithm.loss] clip_low is not a key of loss 'lab_other_loss', got 0.1" in problems(renamed)
+    assert "(from" not in problems(renamed)
+    # A file below that one, itself faulty elsewhere, does not take the blame.
+    top = write(f'base = "{renamed.name}"\n[loop]\nepochs = 0', "top.toml")
+    assert (
+        f"clip_low is not a key of loss 'lab_other_loss', got 0.1; keys: tau. (from {renamed})"
+        in problems(top)
+    )
+
+
+def test_mistake_that_a_file_causes_in_its_base_is_its_own(write: Write) -> None:
+    write(BASE, "base.toml")
+    text = problems(write('base = "base.toml"\n[loop]\nminibatches = 3'))
+    assert "[loop] prompts_per_step must be a multiple of minibatches (3)" in text
+    assert "(from" not in text
+
+
+def test_mistake_that_set_causes_is_from_set(write: Write) -> None:
+    base = write(BASE, "base.toml")
+    path = write('base = "base.toml"')
+    text = problems(path, "loop.minibatches=3")
+    assert "[loop] prompts_per_step must be a multiple of minibatches (3)" in text
+    assert text.endswith("groups are never split. (from --set)")
+    assert "(from base.toml)" not in text
+    # The base is faulty too: its own mistake keeps its file, the new one in the table that changed has --set.
+    base.write_text(BASE.replace("steps = 2", "steps = 2\nepochs = 0"))
+    text = problems(path, "loop.data_workers=-1")
+    assert f"epochs must be in [1, inf), got 0. (from {base})" in text
+    assert "data_workers must be in [0, inf), got -1. (from --set)" in text
+
+
+@pytest.mark.parametrize("name", ["\\u0000", "a\\u0000.toml", "a\\nb.toml", "\\u0085", "titanrl:\\u0000"])
+def test_path_with_a_control_character_is_refused(write: Write, name: str) -> None:
+    assert re.search(
+        r"base must not have control characters, got '.*'\.", problems(write(f'base = "{name}"'))
+    )
+    assert "imports must not have control characters" in problems(write(f'imports = ["{name}.py"]'))
+
+
+@pytest.mark.parametrize("name", ["a\0.toml", "a\ud800.toml", "a" * 300])
+def test_file_that_cannot_be_opened_is_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"the path must not have control characters|cannot be read"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    "override", ["model.path='a\0b'", "model.path=a\udc80b", 'run.name="a\\nb"', "run.name=\x7f"]
+)
+def test_text_that_no_path_can_have_is_refused(write: Write, override: str) -> None:
+    message = (
+        r"must be text without NUL or unpaired surrogates|must be a plain folder name|must be a TOML value"
+    )
+    assert re.search(message, problems(write(BASE), override))
 
 
 @pytest.mark.parametrize(

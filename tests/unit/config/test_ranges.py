@@ -60,6 +60,25 @@ def test_value_inside_its_range_passes(values: dict[str, Any]) -> None:
     Table(**values)
 
 
+@pytest.mark.parametrize(
+    ("value", "interval", "is_in"),
+    [
+        (0, "[0, 1)", True),
+        (0, "(0, 1)", False),
+        (1, "[0, 1)", False),
+        (1, "(0, 1]", True),
+        (math.inf, "(0, inf]", True),
+        (math.inf, "(0, inf)", False),
+        (-1, "(-inf, 0]", True),
+        (math.nan, "(-inf, inf)", False),
+        (math.nan, "[-inf, inf]", False),
+        (10**400, "[0, inf)", True),
+    ],
+)
+def test_range_contains_the_values_of_the_interval(value: float, interval: str, is_in: bool) -> None:
+    assert Range(interval).contains(value) == is_in
+
+
 @pytest.mark.parametrize("interval", ["", "0, 1", "[0, 1", "(0)", "(0, 1, 2)", "(0, 2 * clip)"])
 def test_text_that_is_no_interval_is_refused(interval: str) -> None:
     with pytest.raises(ValueError, match=r"a range must look like|a bound must be a number"):
