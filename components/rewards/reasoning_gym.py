@@ -27,9 +27,9 @@ Extract = Literal["auto", "answer_tag", "boxed", "number", "last_line", "whole"]
 class ReasoningGym:
     r"""Score of the reasoning-gym task's own verifier, clipped to [0, 1]; 0 if no answer can be extracted.
 
-    `extract` selects the part of the response to score. auto takes the last `<answer>...</answer>`, else
+    `extract` selects the part of the response to score. `auto` takes the last `<answer>...</answer>`, else
     the last balanced ``\boxed{...}``, else the entire response; the other choices accept only one form.
-    number, the last number of the response, suits arithmetic tasks and models that are too weak for tags,
+    `number`, the last number of the response, suits arithmetic tasks and models that are too weak for tags,
     because many verifiers give partial credit to a text that merely contains the correct answer.
 
     The batch key ("text", "answer") holds the task's entry as the source `reasoning_gym` writes it, or a

@@ -80,7 +80,7 @@ class VLLM:
             text = f"must divide the {heads.num} attention heads and {heads.num_keys} key-value heads of"
             yield "tensor_parallel_size", f"{text} {folder}, got {size}."
         if world_size is not None and world_size % size:
-            text = f"must divide the number of ranks, {world_size}, got {size}"
+            text = f"must divide the {world_size} ranks, got {size}"
             yield "tensor_parallel_size", f"{text}; start a multiple of {size} processes (--nproc)."
 
     def start(self, context: SamplerContext) -> VLLMSampler:
