@@ -1,4 +1,4 @@
-"""docs/components says what the sources say."""
+"""Generated component pages match the sources."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_survey_finds_tests_over_registered_names(tmp_path: Path) -> None:
     (laws / "test_a.py").write_text("from tests.laws.all_tables import tables\n\nALL = tables()\n")
     (laws / "test_b.py").write_text("def test_it():\n    assert titanrl.names('filter')\n")
     (laws / "test_c.py").write_text("ALL = titanrl.names('kl')\n")
-    found = survey(tmp_path, {"filter": ["x"]})
-    assert found["golden"] == {"filter": {"x": [0, 0]}}
-    covered = {kind: files for kind, files in found["laws"].items() if files}
+    coverage = survey(tmp_path, {"filter": ["x"]})
+    assert coverage["golden"] == {"filter": {"x": [0, 0]}}
+    covered = {kind: files for kind, files in coverage["laws"].items() if files}
     assert covered == {"filter": ["tests/laws/test_a.py"], "kl": ["tests/laws/test_c.py"]}
 
 
@@ -72,8 +72,8 @@ def test_survey_finds_tests_over_registered_names(tmp_path: Path) -> None:
     ],
 )
 def test_ranges_are_read_from_the_checks(kind: str, name: str, ranges: dict[str, str | None]) -> None:
-    found = key_ranges(component_class(kind, name))
-    assert found.items() >= {key: interval or "(0, inf)" for key, interval in ranges.items()}.items()
+    ranges_of_keys = key_ranges(component_class(kind, name))
+    assert ranges_of_keys.items() >= {key: interval or "(0, inf)" for key, interval in ranges.items()}.items()
 
 
 def test_reads_are_those_of_the_defaults() -> None:
