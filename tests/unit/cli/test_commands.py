@@ -32,9 +32,9 @@ NO_LAUNCHER: dict[str, Any] = dict.fromkeys(
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
     """Replace training by a list of the requested experiments."""
     calls: list[tuple[Any, bool]] = []
-    loop = types.ModuleType("titanrl.training.online")
+    loop = types.ModuleType("titanrl.training.run")
     loop.train = lambda experiment, resume: calls.append((experiment, resume))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "titanrl.training.online", loop)
+    monkeypatch.setitem(sys.modules, "titanrl.training.run", loop)
     return calls
 
 
@@ -211,7 +211,7 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
     commands: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command[1:]]))
     monkeypatch.setitem(
-        sys.modules, "titanrl.training.online", types.SimpleNamespace(train=lambda *_, **__: None)
+        sys.modules, "titanrl.training.run", types.SimpleNamespace(train=lambda *_, **__: None)
     )
     titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
     assert commands == [

@@ -84,11 +84,11 @@ def test_scan_counts_unique_held_out_prompts_and_contamination(file: Path, tmp_p
     overrides = ["--set", f"prompts={sources[0]}", "--set", evaluation]
     result = titanrl("check", file, "--data", *overrides)
     assert result.exit_code == 0, result.output
-    text = "[evaluation.prompts] 3 examples, 2 different, 1 of them among the 4 of [prompts]."
+    text = "[evaluation.prompts] 3 examples, 2 unique, 1 of them among the 4 of [prompts]."
     assert text in result.output
     prompts(tmp_path / "train.jsonl", "1 + 1")
     assert (
-        "2 different, none of them among the 1 of [prompts]."
+        "2 unique, none of them among the 1 of [prompts]."
         in titanrl("check", file, "--data", *overrides).output
     )
 
@@ -101,7 +101,7 @@ def test_scan_looks_for_held_out_rows_in_the_training_rows(supervised: Path, tmp
     source = f"{{name='dataset', format='messages', path='{tmp_path}/held_out.jsonl'}}"
     result = titanrl("check", supervised, "--data", "--set", f"evaluation={{num_prompts=3, data={source}}}")
     assert result.exit_code == 0, result.output
-    assert "[evaluation.data] 3 examples, 2 different, 1 of them among the 2 of [data]." in result.output
+    assert "[evaluation.data] 3 examples, 2 unique, 1 of them among the 2 of [data]." in result.output
 
 
 def test_histogram_has_round_edges_and_holds_every_row_once() -> None:
