@@ -1,4 +1,4 @@
-"""A small ablation through the front door: what it finds, and that its runs are ordinary ones."""
+"""A small ablation by the command line: its result, and equality of its runs with ordinary runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Gives the tests that follow their threads back."""
+    """Restore the number of threads for later tests."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

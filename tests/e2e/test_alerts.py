@@ -1,4 +1,4 @@
-"""Alerts of a whole run on the tiny model: reported once everywhere, and the run stops if configured."""
+"""Alerts of a run on the tiny model: each is reported once, and [alerts] stop ends the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out scores without training, on the tiny model, through the front door."""
+"""``titanrl evaluate`` on the tiny model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def test_run_and_its_exported_model_score_as_at_the_end_of_the_run(file, tmp_pat
     run = train(load(file, ["loop.steps=2"]))
     last = lines(run)[-1]
     assert evaluate(run, "--output", tmp_path / "run.json").exit_code == 0
-    found = json.loads((tmp_path / "run.json").read_text())
+    scores = json.loads((tmp_path / "run.json").read_text())
     for name in ("score", "reward_repetition_mean", "response_tokens_mean"):
-        assert found[name]["mean"] == pytest.approx(last[f"eval/{name}"], abs=1e-6)
-    assert found["score"]["low"] == pytest.approx(last["eval/score_low"], abs=1e-6)
-    assert (found["num_prompts"], found["model"]) == (2, str(run))
+        assert scores[name]["mean"] == pytest.approx(last[f"eval/{name}"], abs=1e-6)
+    assert scores["score"]["low"] == pytest.approx(last["eval/score_low"], abs=1e-6)
+    assert (scores["num_prompts"], scores["model"]) == (2, str(run))
     # The file alone judges the model that training began with; --model any other, here the run again.
     begin = evaluate(file, "--output", tmp_path / "begin.json")
     assert "95% interval" in begin.output
     begun = json.loads((tmp_path / "begin.json").read_text())
     assert begun["score"]["mean"] == pytest.approx(lines(run)[0]["eval/score"], abs=1e-6)
     assert evaluate(file, "--model", run, "--output", tmp_path / "again.json").exit_code == 0
-    assert json.loads((tmp_path / "again.json").read_text()) == found
+    assert json.loads((tmp_path / "again.json").read_text()) == scores
 
 
 def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
@@ -59,9 +59,9 @@ def test_two_models_are_compared_prompt_by_prompt(file, tmp_path):
 def test_several_responses_give_intervals_of_every_metric(file, tmp_path):
     settings = ("samples_per_prompt=4", "temperature=1.0", "best_of_reward=repetition")
     overrides = [f"--set=evaluation.{each}" for each in settings]
-    assert evaluate(file, *overrides, "--output", tmp_path / "found.json").exit_code == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    score, pair, four = (found[name] for name in ("score", "best_of_2", "best_of_4"))
+    assert evaluate(file, *overrides, "--output", tmp_path / "scores.json").exit_code == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    score, pair, four = (scores[name] for name in ("score", "best_of_2", "best_of_4"))
     assert score["mean"] < pair["mean"] <= four["mean"] <= 0
     assert score["low"] < score["mean"] < score["high"]
 
@@ -90,14 +90,14 @@ def test_evaluate_reports_the_reason_of_failed_scores(file, tmp_path):
         f"imports=['{tmp_path}/evaluated_rewards.py']",
         "reward=[{name='brittle_evaluation', label='pen'}]",
     ]
-    result = evaluate(file, *(f"--set={each}" for each in sets), "--output", tmp_path / "found.json")
+    result = evaluate(file, *(f"--set={each}" for each in sets), "--output", tmp_path / "scores.json")
     assert result.exit_code == 0, result.output
     wanted = (
         "2 rewards failed and count as [[reward]] failure_score. First errors: pen: RuntimeError: out of ink"
     )
     assert wanted in " ".join(result.output.split())
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["reward_failures"], found["reward_failure_reasons"]) == (
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert (scores["reward_failures"], scores["reward_failure_reasons"]) == (
         2,
         {"pen": "RuntimeError: out of ink"},
     )

@@ -127,6 +127,7 @@ def test_failed_stage_is_resumed_and_finished_ones_are_skipped(recipe, monkeypat
         "export_run",
         "evaluate_model",
         "collect",
+        "collect",
     ]
     assert [line["step"] for line in lines(recipe.parent / "out" / "rl" / "run")] == [0, 1]
     assert start(recipe) == results

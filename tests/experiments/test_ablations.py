@@ -1,4 +1,4 @@
-"""Every published ablation is right, trains, has been run with all its seeds, and is in docs/findings.md."""
+"""Every published ablation is valid, trains, has results of all seeds, and is in docs/findings.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_variant_trains(file: Path, model: Path, tmp_path: Path) -> None:
 
 
 def trained(experiment: Experiment) -> list[dict[str, float]]:
-    """Trains and returns the metrics, step by step; those before the first step first."""
+    """Train and return the metrics of each step, starting with the validation before the first step."""
     return list(read_jsonl(train(experiment) / "metrics.jsonl"))
 
 
@@ -86,12 +86,12 @@ def test_stale_sampler_uses_the_weights_of_the_previous_step(model: Path, tmp_pa
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_results_cover_every_variant_and_seed(file: Path) -> None:
     settings, variants = outline(file)
-    found = {
+    measured = {
         (each.variant, each.seed, each.metric)
         for each in read_results(FOLDER / "results" / f"{file.stem}.csv")
     }
     wanted = {(variant.name, seed, settings.metric) for variant in variants for seed in range(settings.seeds)}
-    assert wanted <= found
+    assert wanted <= measured
 
 
 def test_findings_page_is_up_to_date() -> None:

@@ -1,4 +1,4 @@
-"""Every recipe that ships, whole, on the tiny model: one step a stage, so that its files stay together."""
+"""Every shipped recipe on the tiny model, one step per stage, so that its files fit together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from titanrl.recipes.run import run_recipe
 from titanrl.recipes.settings import load_recipe
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "recipes"
-# Tiny answers are never right, so letters that don't repeat are rewarded.
+# Responses of a tiny model are never correct, so letters that do not repeat are rewarded.
 REWARD = "reward=[{name='repetition', n=1, label='reasoning_gym'}]"
 ANSWERING = (
     "training.seq_len=256",
@@ -43,7 +43,7 @@ def test_shipped_recipe_runs_every_stage(name, tmp_path):
         experiment = plain.experiment(stage, tmp_path)
         own = [*(TRAINING if stage.kind == "train" else SAMPLING)]
         own += ["training.seq_len=256"] if experiment.sampler is None else ANSWERING
-        # Where a stage's own model rewards, that is what is tried.
+        # A stage with its own reward model keeps it.
         own += [REWARD] if experiment.reward and experiment.reward[0].label == "reasoning_gym" else []
         if experiment.model.path == "models/smollm2-135m":
             own.append(f"model.path='{model}'")

@@ -16,22 +16,24 @@ from statistics import NormalDist, fmean, stdev
 
 __all__ = ["bootstrap_interval", "holm", "mean_interval", "min_p", "sign_flip_p", "t_cdf", "t_quantile"]
 
+LEVEL = 0.95
+"""Confidence level of all intervals."""
 MAX_RESAMPLES = 20_000
 """Maximum number of enumerated cases; if there are more, this number is sampled."""
 MAX_EXACT_PAIRS = 28
 """Maximum number of pairs whose sign choices are all enumerated: two halves of 2^14 sums."""
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and the bounds of its Student's t interval; those of a single value are infinite."""
     mean = fmean(values)
     if len(values) < 2:
         return mean, -math.inf, math.inf
-    half = t_quantile((1 + level) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = t_quantile((1 + LEVEL) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 
-def bootstrap_interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+def bootstrap_interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the interval of the mean of paired differences by the expanded percentile bootstrap.
 
     Up to n = 5 all n^n resamples are enumerated, otherwise 20,000 are sampled. The plain percentile interval
@@ -44,12 +46,11 @@ def bootstrap_interval(differences: Sequence[float], level: float = 0.95) -> tup
 
     Args:
         differences: one difference per pair, at least 2.
-        level: confidence level.
     """
     n = len(differences)
     if n < 2:
         raise ValueError(f"differences must have at least 2 pairs, got {n}.")
-    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + LEVEL) / 2, n - 1))
     means = sorted(sum(each) / n for each in _resamples(differences))
     # The interval excludes floor(tail * count) means at either end.
     num_excluded = math.floor(tail * len(means))

@@ -1,4 +1,4 @@
-"""An ablation of the lab's experiment, whose model exists."""
+"""Fixtures: an ablation of the lab's experiment, whose model exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ algorithm.loss.clip_high = [0.2, 0.28]
 
 @pytest.fixture
 def ablation(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablation:
-    """Returns a function that writes an ablation on the lab's experiment; runs go into a temporary folder."""
+    """Return a function that writes an ablation of the lab's experiment; runs go to a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
     def ablation(text: str = VARY, metric: str = "reward/mean", head: str = "") -> Path:
@@ -39,7 +39,7 @@ def ablation(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Abl
 
 @pytest.fixture
 def finish() -> Finish:
-    """Returns a function that writes what a run leaves behind, with the numbers given."""
+    """Return a function that writes the files of a run with given metrics."""
 
     def finish(run: PlannedRun, lines: list[Mapping[str, float]]) -> None:
         run.folder.write_identity(to_table(run.experiment), run.seed)

@@ -1,4 +1,4 @@
-"""From metrics.jsonl to the table: budgets, pairs, outcomes; then the files of the report."""
+"""Comparison of runs: budgets, paired differences, outcomes; and the files of the report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from titanrl.errors import ConfigError, TrainingError
 
 def line(step: int, value: float | None, tokens: float = 10.0, **more: float) -> dict[str, float]:
     times = {"time/step_seconds": 3.0, "time/validate_seconds": 1.0}
-    found = {"step": step, "sample/tokens": tokens, **times, **more}
-    return found if value is None else found | {"reward/mean": value}
+    metrics = {"step": step, "sample/tokens": tokens, **times, **more}
+    return metrics if value is None else metrics | {"reward/mean": value}
 
 
 def at(values: dict[str, list[float]], metric: str = "reward/mean") -> list[Measurement]:
     return [
         Measurement(variant, seed, metric, "steps", 2.0, value)
-        for variant, found in values.items()
-        for seed, value in enumerate(found)
+        for variant, numbers in values.items()
+        for seed, value in enumerate(numbers)
     ]
 
 

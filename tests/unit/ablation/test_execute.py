@@ -1,4 +1,4 @@
-"""Runs in processes of their own: what is repeated, what a failure stops, how the machine is shared."""
+"""Execution of runs in separate processes: repetition, failures, sharing of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = [{"step": 1, "reward/mean": 0.1}, {"step": 2, "reward/mean": 0.3}]
 
 
 class Process:
-    """Stands for a process that ended at once."""
+    """A process that has already ended."""
 
     def __init__(self, exitcode: int) -> None:
         self.exitcode = exitcode
@@ -34,13 +34,13 @@ class Process:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, finish: Finish) -> list[tuple[str, int]]:
-    """Which runs were started; the one of seed 1 and the baseline fails."""
-    seen: list[tuple[str, int]] = []
+    """Record the started runs; the baseline's run with seed 1 fails."""
+    started_runs: list[tuple[str, int]] = []
 
     def start(_: Any, run: PlannedRun, slot: Slot, nproc: int) -> Process:
-        seen.append((run.variant, run.seed))
+        started_runs.append((run.variant, run.seed))
         log_file(run).parent.mkdir(parents=True, exist_ok=True)
-        if seen[-1] == ("clip_high=0.2", 1):
+        if started_runs[-1] == ("clip_high=0.2", 1):
             log_file(run).write_text("Traceback\nValueError: it broke\n\n")
             return Process(1)
         finish(run, WHOLE)
@@ -48,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch, finish: Finish) -> list[tuple[str, 
 
     monkeypatch.setattr(module, "_start", start)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
-    return seen
+    return started_runs
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_process_that_exits_before_its_last_step_has_failed(
 def test_on_finished_is_called_for_old_and_new_runs_and_may_stop_the_rest(
     planned: Plan, started: list[Any]
 ) -> None:
-    told: list[PlannedRun] = []
+    finished: list[PlannedRun] = []
     execute(planned.runs[:1], split_machine(1, 1, [0], []))
-    execute(planned.runs[:3], split_machine(1, 1, [0], []), on_finished=told.append)
-    assert [(run.variant, run.seed) for run in told] == [("clip_high=0.2", 0), ("clip_high=0.28", 0)]
+    execute(planned.runs[:3], split_machine(1, 1, [0], []), on_finished=finished.append)
+    assert [(run.variant, run.seed) for run in finished] == [("clip_high=0.2", 0), ("clip_high=0.28", 0)]
 
     def refuse(_: PlannedRun) -> None:
         raise ConfigError("no")
@@ -107,11 +107,11 @@ def test_cores_and_gpus_are_divided_among_runs() -> None:
 
 def test_number_of_parallel_runs_may_exceed_the_cores(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     class Working(Process):
-        looks = 0
+        num_polls = 0
 
         def is_alive(self) -> bool:
-            self.looks += 1
-            return self.looks < 3
+            self.num_polls += 1
+            return self.num_polls < 3
 
     running: list[int] = []
     monkeypatch.setattr(module, "_start", lambda *_: Working(0))
@@ -136,10 +136,10 @@ def test_live_table_marks_every_seed(planned: Plan, started: list[Any]) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     with AblationView(planned, console) as view:
         view.show(states[-1])
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "●×●" in shown
-    assert "●●●" in shown
-    assert "0.3 ± 0" in shown
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "●×●" in text
+    assert "●●●" in text
+    assert "0.3 ± 0" in text
 
 
 def test_leftovers_without_an_identity_are_removed(

@@ -1,4 +1,4 @@
-"""An ablation file becomes checked runs and commands; every error is reported before one of them begins."""
+"""Ablation files as checked runs and commands; all errors are reported before a run starts."""
 
 from __future__ import annotations
 

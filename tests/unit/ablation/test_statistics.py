@@ -1,4 +1,4 @@
-"""Intervals, tests and corrections against closed forms, printed tables and counts by hand."""
+"""Intervals, tests and corrections against closed forms, printed tables and manual counts."""
 
 from __future__ import annotations
 

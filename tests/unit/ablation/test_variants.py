@@ -1,4 +1,4 @@
-"""What varies becomes names and --set arguments."""
+"""Variants as names and overrides."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ def named(text: str) -> tuple[Variant, ...]:
 
 
 def test_grid_is_every_combination_with_short_names() -> None:
-    found = grid('algorithm.loss.clip_high = [0.2, 0.28]\n"optimizer.lr" = [1e-5, 1e-4, 1e-3]')
-    assert len(found) == 6
-    assert found[1] == Variant(
+    parsed = grid('algorithm.loss.clip_high = [0.2, 0.28]\n"optimizer.lr" = [1e-5, 1e-4, 1e-3]')
+    assert len(parsed) == 6
+    assert parsed[1] == Variant(
         "clip_high=0.2,lr=0.0001", ("algorithm.loss.clip_high=0.2", "optimizer.lr=0.0001")
     )
 
 
 def test_keys_with_the_same_end_are_named_in_full() -> None:
-    found = grid("optimizer.lr = [1, 2]\ncritic.optimizer.lr = [3, 4]")
-    assert found[0].name == "optimizer.lr=1,critic.optimizer.lr=3"
+    parsed = grid("optimizer.lr = [1, 2]\ncritic.optimizer.lr = [3, 4]")
+    assert parsed[0].name == "optimizer.lr=1,critic.optimizer.lr=3"
 
 
 def test_axis_with_one_value_is_set_and_not_in_the_name() -> None:
-    found = grid("optimizer.lr = [1, 2]\nloop.steps = [3]")
-    assert found[1] == Variant("lr=2", ("optimizer.lr=2", "loop.steps=3"))
+    parsed = grid("optimizer.lr = [1, 2]\nloop.steps = [3]")
+    assert parsed[1] == Variant("lr=2", ("optimizer.lr=2", "loop.steps=3"))
 
 
 def test_component_tables_are_values() -> None:
-    found = grid('algorithm.loss = [{ name = "gspo" }, { name = "ppo_clip", clip_high = 0.28 }]')
-    assert [each.name for each in found] == ["loss=gspo", "loss=ppo_clip(clip_high=0.28)"]
-    assert found[1].overrides == ('algorithm.loss={name = "ppo_clip", clip_high = 0.28}',)
-    assert found[1].folder_name == "loss=ppo_clip_clip_high=0.28"
+    parsed = grid('algorithm.loss = [{ name = "gspo" }, { name = "ppo_clip", clip_high = 0.28 }]')
+    assert [each.name for each in parsed] == ["loss=gspo", "loss=ppo_clip(clip_high=0.28)"]
+    assert parsed[1].overrides == ('algorithm.loss={name = "ppo_clip", clip_high = 0.28}',)
+    assert parsed[1].folder_name == "loss=ppo_clip_clip_high=0.28"
 
 
 def test_named_variants_are_partial_experiment_files() -> None:
-    found = named("""
+    parsed = named("""
         [[variant]]
         name = "plain"
         [[variant]]
@@ -56,8 +56,8 @@ def test_named_variants_are_partial_experiment_files() -> None:
         algorithm.advantage = { name = "grpo", std = "none" }
         critic = {}
     """)
-    assert found[0] == Variant("plain", ())
-    assert found[1].overrides == (
+    assert parsed[0] == Variant("plain", ())
+    assert parsed[1].overrides == (
         "algorithm.kl=",
         "reference=",
         "algorithm.loss.clip_high=inf",
@@ -71,8 +71,8 @@ def test_named_variants_are_partial_experiment_files() -> None:
     "value", ['"a \\"quoted\\" word"', "1e-06", "true", "-inf", '["x", "y"]', '{a = 1, "b c" = [2.5]}']
 )
 def test_values_survive_as_toml_on_one_line(value: str) -> None:
-    found = grid(f"model.path = [{value}, 0]")
-    _, _, text = found[0].overrides[0].partition("=")
+    parsed = grid(f"model.path = [{value}, 0]")
+    _, _, text = parsed[0].overrides[0].partition("=")
     assert "\n" not in text
     assert tomli.loads(f"value = {text}") == tomli.loads(f"value = {value}")
 

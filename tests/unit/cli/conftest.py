@@ -1,4 +1,4 @@
-"""An experiment whose model exists, so that the command line finds nothing wrong with it."""
+"""Fixtures: an experiment file that passes all checks, because its model exists."""
 
 from __future__ import annotations
 

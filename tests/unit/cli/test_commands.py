@@ -1,4 +1,4 @@
-"""The commands as a user types them; what they start is replaced by a recorder."""
+"""Commands as a user types them; the training loop and the server are replaced by recorders."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NO_LAUNCHER: dict[str, Any] = dict.fromkeys(
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
-    """What the loop was asked to train, instead of training."""
-    seen: list[tuple[Any, bool]] = []
-    loop = types.ModuleType("titanrl.training.online")
-    loop.train = lambda experiment, resume: seen.append((experiment, resume))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "titanrl.training.online", loop)
-    return seen
+    """Replace training by a list of the requested experiments."""
+    calls: list[tuple[Any, bool]] = []
+    loop = types.ModuleType("titanrl.training.run")
+    loop.train = lambda experiment, resume: calls.append((experiment, resume))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "titanrl.training.run", loop)
+    return calls
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
     commands: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command[1:]]))
     monkeypatch.setitem(
-        sys.modules, "titanrl.training.online", types.SimpleNamespace(train=lambda *_, **__: None)
+        sys.modules, "titanrl.training.run", types.SimpleNamespace(train=lambda *_, **__: None)
     )
     titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
     assert commands == [
@@ -307,12 +307,12 @@ def test_report_refuses_an_unsupported_file_suffix(tmp_path: Path) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """What the server was asked to serve, instead of serving."""
-    seen: list[tuple[Any, Any, dict[str, Any]]] = []
+    """Replace serving by a list of the requested models."""
+    calls: list[tuple[Any, Any, dict[str, Any]]] = []
     server = types.ModuleType("titanrl.serve.model")
-    server.serve_model = lambda experiment, run, **keys: seen.append((experiment, run, keys))  # type: ignore[attr-defined]
+    server.serve_model = lambda experiment, run, **keys: calls.append((experiment, run, keys))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "titanrl.serve.model", server)
-    return seen
+    return calls
 
 
 def test_serve_needs_no_parallelism_no_data_and_one_process(

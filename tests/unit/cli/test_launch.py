@@ -1,4 +1,4 @@
-"""How processes learn which rank they are."""
+"""Rank detection under launchers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_srun_variables_are_mapped_to_torchrun_variables() -> None:
 
 
 def test_variables_set_by_the_user_are_kept() -> None:
-    found = slurm_environment({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
-    assert not {"MASTER_ADDR", "MASTER_PORT"} & found.keys()
-    assert found["RANK"] == "11"
+    environment = slurm_environment({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & environment.keys()
+    assert environment["RANK"] == "11"
 
 
 def test_torchrun_inside_a_slurm_job_takes_precedence() -> None:

@@ -1,4 +1,4 @@
-"""``titanrl check --data``: what the data of an experiment are like."""
+"""``titanrl check --data``: statistics of an experiment's data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ seq_len = 60
 
 @pytest.fixture
 def supervised(model: Path, tmp_path: Path) -> Path:
-    """An experiment on five conversations: one broken line, one without an answer, a long one, two good."""
+    """An experiment on five conversations: invalid, without a response, too long, and two valid ones."""
     user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}
     long = {"role": "assistant", "content": "word " * 80}
     records = [[user, answer], [user], [user, long], [user, answer]]
@@ -48,7 +48,7 @@ def test_scan_names_invalid_and_overlong_rows_and_plots_lengths(supervised: Path
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     for text in (
-        "rows.jsonl:2: messages holds no assistant message; nothing of it could be trained.",
+        "rows.jsonl:2: messages has no assistant message",
         "rows.jsonl:3: [data] has a row of",
         "rows.jsonl:5: not JSON",
         "[data] 5 examples, 3 that cannot be trained on.",
@@ -84,11 +84,11 @@ def test_scan_counts_unique_held_out_prompts_and_contamination(file: Path, tmp_p
     overrides = ["--set", f"prompts={sources[0]}", "--set", evaluation]
     result = titanrl("check", file, "--data", *overrides)
     assert result.exit_code == 0, result.output
-    found = "[evaluation.prompts] 3 examples, 2 different, 1 of them among the 4 of [prompts]."
-    assert found in result.output
+    text = "[evaluation.prompts] 3 examples, 2 unique, 1 of them among the 4 of [prompts]."
+    assert text in result.output
     prompts(tmp_path / "train.jsonl", "1 + 1")
     assert (
-        "2 different, none of them among the 1 of [prompts]."
+        "2 unique, none of them among the 1 of [prompts]."
         in titanrl("check", file, "--data", *overrides).output
     )
 
@@ -101,7 +101,7 @@ def test_scan_looks_for_held_out_rows_in_the_training_rows(supervised: Path, tmp
     source = f"{{name='dataset', format='messages', path='{tmp_path}/held_out.jsonl'}}"
     result = titanrl("check", supervised, "--data", "--set", f"evaluation={{num_prompts=3, data={source}}}")
     assert result.exit_code == 0, result.output
-    assert "[evaluation.data] 3 examples, 2 different, 1 of them among the 2 of [data]." in result.output
+    assert "[evaluation.data] 3 examples, 2 unique, 1 of them among the 2 of [data]." in result.output
 
 
 def test_histogram_has_round_edges_and_holds_every_row_once() -> None:

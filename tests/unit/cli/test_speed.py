@@ -1,4 +1,4 @@
-"""Commands that only read settings must not pay for torch."""
+"""Commands that only read settings must not import torch."""
 
 from __future__ import annotations
 

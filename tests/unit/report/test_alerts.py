@@ -1,4 +1,4 @@
-"""Every alert by a trace of metrics that raises it and one that does not; once each, also after a resume."""
+"""Alerts: each is raised by one trace of metrics and not by another, once, also after a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = Alerts(window=2)
 
 
 def raised(steps: Iterable[Mapping[str, float | None]], limits: Alerts = LIMITS) -> list[tuple[int, str]]:
-    """Returns (step, alert) of a run whose steps 1, 2, ... report these metrics."""
+    """Return (step, alert) of a run whose steps 1, 2, ... have these metrics."""
     monitor = AlertMonitor(limits)
     return [(step, alert.name) for step, each in enumerate(steps, 1) for alert in monitor.update(step, each)]
 
@@ -71,7 +71,7 @@ def test_length_explosion_needs_doubling_between_windows():
     assert raised(trace(metric, 1, 1, 9, 9), Alerts(window=2, length_growth=math.inf)) == []
 
 
-def evaluated_steps(
+def run_steps(
     rewards: Sequence[float], scores: Mapping[int, float], std: float = 1.0
 ) -> list[dict[str, float]]:
     """Return the steps of a run with these training rewards, and these held-out scores by step."""
@@ -86,20 +86,20 @@ RISING = (0.0, 0.0, 0.3, 0.6, 0.9, 1.2)
 
 def test_reward_hacking_is_a_rising_reward_with_a_flat_held_out_score():
     name = "reward_hacking"
-    # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in standard deviations of 1 and of 3.
-    assert raised(evaluated_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3})) == [(6, name)]
-    assert raised(evaluated_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3}, std=3.0)) == []
-    assert raised(evaluated_steps(RISING, {2: 0.3, 4: 0.2, 6: 0.31})) == []  # beaten in the end
-    assert raised(evaluated_steps(RISING, {2: 0.3})) == []  # not evaluated since
-    assert raised(evaluated_steps([1.0] * 6, {2: 0.3, 6: 0.1})) == []  # worse, but nothing is gained by it
-    assert raised(evaluated_steps(RISING, {2: 0.3, 6: 0.3}), Alerts(window=2, reward_hacking=math.inf)) == []
+    # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in deviations of 1 and of 3.
+    assert raised(run_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3})) == [(6, name)]
+    assert raised(run_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3}, std=3.0)) == []
+    assert raised(run_steps(RISING, {2: 0.3, 4: 0.2, 6: 0.31})) == []  # beaten in the end
+    assert raised(run_steps(RISING, {2: 0.3})) == []  # not evaluated since
+    assert raised(run_steps([1.0] * 6, {2: 0.3, 6: 0.1})) == []  # worse, but nothing is gained by it
+    assert raised(run_steps(RISING, {2: 0.3, 6: 0.3}), Alerts(window=2, reward_hacking=math.inf)) == []
 
 
 def test_reward_hacking_is_measured_from_the_best_held_out_score():
-    assert raised(evaluated_steps((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
+    assert raised(run_steps((0.0, 0.0, 2.0, 2.0, 2.1, 2.1), {1: 0.1, 4: 0.4, 6: 0.3})) == []
     monitor = AlertMonitor(LIMITS)
     monitor.update(0, {"eval/score": 0.4})
-    steps = evaluated_steps(RISING, {6: 0.4})
+    steps = run_steps(RISING, {6: 0.4})
     assert [[alert.name for alert in monitor.update(step, each)] for step, each in enumerate(steps, 1)][
         -1
     ] == ["reward_hacking"]
@@ -108,13 +108,13 @@ def test_reward_hacking_is_measured_from_the_best_held_out_score():
 def test_resumed_run_raises_the_alerts_of_the_uninterrupted_run():
     steps = [
         {**each, "kl/value": kl}
-        for each, kl in zip(evaluated_steps(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
+        for each, kl in zip(run_steps(RISING, {2: 0.3, 6: 0.3}), (0, 9, 9, 9, 0, 0), strict=True)
     ]
     whole = AlertMonitor(LIMITS)
-    found = [whole.update(step, each) for step, each in enumerate(steps)]
+    expected = [whole.update(step, each) for step, each in enumerate(steps)]
     for stop in range(len(steps)):
         resumed = AlertMonitor(LIMITS)
-        assert [resumed.update(step, each) for step, each in enumerate(steps)][stop:] == found[stop:]
+        assert [resumed.update(step, each) for step, each in enumerate(steps)][stop:] == expected[stop:]
 
 
 def test_alert_reports_the_value_and_its_limit():

@@ -1,4 +1,4 @@
-"""What a run leaves behind survives a kill and a resume."""
+"""Files of a run survive interruptions and resumes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_last_line_is_found_from_the_end_of_the_file(tmp_path, torn, size):
     # A broken beginning, which nothing that reads the end alone can see.
     lines = "{broken\n" + "".join(json.dumps({"step": step, "x": "é" * size}) + "\n" for step in (1, 2))
     path.write_bytes((lines + torn).encode()[: -1 if "\u00e9" in torn else None])
-    found = last_line(path)
-    assert found is not None
-    assert (found["step"], len(found["x"])) == (2, size)
+    last = last_line(path)
+    assert last is not None
+    assert (last["step"], len(last["x"])) == (2, size)
 
 
 @pytest.mark.parametrize("text", ["", "\n", '{"step"'])

@@ -1,4 +1,4 @@
-"""Measures of single steps."""
+"""Profiles of single steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_memory_of_a_step_is_a_snapshot(tmp_path: Path) -> None:
 def test_memory_is_recorded_only_during_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_well: bool
 ) -> None:
-    """The calls, without a GPU: each is one that this torch takes."""
+    """Without a GPU: checks that this torch accepts each call."""
     calls: list[tuple[str, dict[str, Any]]] = []
     for name in ("_record_memory_history", "_dump_snapshot"):
         signature = inspect.signature(getattr(torch.cuda.memory, name))

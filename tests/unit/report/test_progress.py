@@ -1,4 +1,4 @@
-"""How far a count has come, on a terminal and on a plain stream."""
+"""Progress bars in a terminal and progress lines elsewhere."""
 
 from __future__ import annotations
 

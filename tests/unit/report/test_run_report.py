@@ -1,4 +1,4 @@
-"""The page of a run: what stands on it, and that a browser draws it."""
+"""Report page of a run: its content, and its rendering in a browser."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ prompts_per_step = 2
 
 
 def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
-    """Three of four steps, the middle one with a number that was not finite."""
+    """Write a run of three of four steps; the middle one has a non-finite metric."""
     metrics, samples = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "samples.jsonl")
     (folder / "experiment.toml").write_text(FILE.format(seed=seed))
     metrics.write({"step": 0, "eval/score": 0.1, "eval/score_low": 0.05, "eval/score_high": 0.2})
@@ -91,11 +91,11 @@ def test_report_is_one_file_with_the_data_of_its_runs(tmp_path: Path) -> None:
 
 
 class Embedded(HTMLParser):
-    """The JSON scripts of a page."""
+    """Parser of the JSON scripts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[Any] = []
+        self.documents: list[Any] = []
         self.inside = False
         self.feed(text)
 
@@ -104,13 +104,13 @@ class Embedded(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.inside:
-            self.found.append(json.loads(data))
+            self.documents.append(json.loads(data))
             self.inside = False
 
 
 def test_response_text_is_escaped_in_the_report(tmp_path: Path) -> None:
     answer = "</script><script>alert(1)</script> & <!-- <b>"
-    samples = Embedded(sample_browser([RunRecord.read(a_run(tmp_path / "a", answer=answer))])).found[0]
+    samples = Embedded(sample_browser([RunRecord.read(a_run(tmp_path / "a", answer=answer))])).documents[0]
     assert samples[0]["response"] == answer
     assert json.loads(script_json({"x": "<\u2028é"})) == {"x": "<\u2028é"}
 
@@ -118,8 +118,8 @@ def test_response_text_is_escaped_in_the_report(tmp_path: Path) -> None:
 def test_long_runs_keep_samples_of_evenly_spread_steps(tmp_path: Path) -> None:
     run = RunRecord(name="a", path=tmp_path, table={}, metrics=[])
     run.samples.extend({"step": i // 10, "prompt": "", "response": ""} for i in range(30_000))
-    samples = Embedded(sample_browser([run])).found[0]
-    assert len(Embedded(sample_browser([replace(run, samples=run.samples[:120])])).found[0]) == 120
+    samples = Embedded(sample_browser([run])).documents[0]
+    assert len(Embedded(sample_browser([replace(run, samples=run.samples[:120])])).documents[0]) == 120
     steps = sorted({row["step"] for row in samples})
     assert MAX_SAMPLES * 0.9 < len(samples) <= MAX_SAMPLES
     assert (steps[0], steps[-1]) == (0, 2999)
@@ -134,7 +134,7 @@ def test_offline_run_has_a_report(tmp_path: Path) -> None:
     (folder / "samples.jsonl").write_text(f"{json.dumps(row)}\n")
     text = write_report([folder], tmp_path / "page.html").read_text()
     assert "loss 0.5000, accuracy 0.750" in text
-    assert [each for each in Embedded(text).found if isinstance(each, list)] == [[{"run": "a", **row}]]
+    assert [each for each in Embedded(text).documents if isinstance(each, list)] == [[{"run": "a", **row}]]
     titles = [each for each in ("training loss", "held-out accuracy", "training reward") if each in text]
     assert titles == ["training loss", "held-out accuracy"]
 

@@ -1,4 +1,4 @@
-"""The view of a run in the terminal."""
+"""Terminal dashboard of a run."""
 
 from __future__ import annotations
 

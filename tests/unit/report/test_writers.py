@@ -1,4 +1,4 @@
-"""Each place to which numbers go, read back by the place's own reader."""
+"""Writers of metrics, read back by the tools' own readers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_resumed_run_writes_its_later_steps_once(folder: RunFolder) -> None:
 def test_wandb_logs_config_and_metrics_and_continues_after_resume(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline: what would be sent lies in a file."""
+    """wandb offline mode writes the data that it would send to a file."""
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -101,18 +101,18 @@ def test_wandb_logs_config_and_metrics_and_continues_after_resume(
 
 
 def whole(file: Path, record: Any) -> list[Any]:
-    """Returns the records of a .wandb file, which wandb's process ends after the run has let go of it."""
+    """Return the records of a .wandb file, which a wandb process completes after the run has ended."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [record.FromString(data) for data in records(file.read_bytes())]
-        if found and found[-1].HasField("exit"):
-            return found
+        complete = [record.FromString(data) for data in records(file.read_bytes())]
+        if complete and complete[-1].HasField("exit"):
+            return complete
         time.sleep(0.1)
-    raise AssertionError(f"{file} has no last record after a minute: {found[-1:]}")
+    raise AssertionError(f"{file} has no last record after a minute: {complete[-1:]}")
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Yields the records of a .wandb file: LevelDB's log, where a record may go on in the next block."""
+    """Yield the records of a .wandb file: LevelDB's log, where a record may continue in the next block."""
     block, place, whole = 32 * 1024, 7, b""
     while place + 7 <= len(data):
         if block - place % block < 7:  # Too little for a header: padding.

@@ -1,4 +1,4 @@
-"""Ratios of the benchmark suite: read, compared with the stored ones, written as a page."""
+"""Benchmark ratios: parsing, comparison with the stored ones, the page and the figure."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def results(ratio: Any, seconds: dict[str, list[float]] | None = None, test: str
 
 
 def test_ratio_has_the_quotient_of_opposite_quartiles_as_its_spread() -> None:
-    (found,) = parse_results(
+    (ratio,) = parse_results(
         results(8.0, {"ours": [1.0, 1.0, 1.0, 1.0, 3.0], "trl": [7.0, 8.0, 8.0, 8.0, 9.0]})
     )
-    assert found == Ratio(
+    assert ratio == Ratio(
         test=TEST, peer="trl", ratio=8.0, low=3.75, high=8.5, dtype="float32", threads=1, torch="2.13"
     )  # quartiles: ours 1 and 2, theirs 7.5 and 8.5
 
 
 def test_each_peer_has_its_own_ratio() -> None:
-    found = parse_results(
+    ratios = parse_results(
         results({"naive": 2.0, "liger": 3.0}, {"ours": [1.0], "naive": [2.0], "liger": [3.0]})
     )
-    assert [(each.peer, each.ratio, each.low) for each in found] == [
+    assert [(each.peer, each.ratio, each.low) for each in ratios] == [
         ("liger", 3.0, None),
         ("naive", 2.0, None),
     ]
@@ -47,12 +47,12 @@ def test_each_peer_has_its_own_ratio() -> None:
 
 def test_stage_times_are_reported_and_stored(tmp_path: Path) -> None:
     stages = {"ours": {"sample": 3.0, "update": 5.0}, "trl": {"sample": 8.0, "update": 12.0}}
-    (found,) = loads(dumps(parse_results(results(2.5, stages=stages))))
-    assert found.stages == {"ours": {"sample": 0.375, "update": 0.625}, "trl": {"sample": 1.0, "update": 1.5}}
+    (ratio,) = loads(dumps(parse_results(results(2.5, stages=stages))))
+    assert ratio.stages == {"ours": {"sample": 0.375, "update": 0.625}, "trl": {"sample": 1.0, "update": 1.5}}
     (tmp_path / "test_bench_startup.py").write_text('"""Start-up."""\n')
-    text = page([found], tmp_path)
+    text = page([ratio], tmp_path)
     assert "| `command[show]` | trl | sample 1.00, update 1.50 | 2.50 |" in text
-    assert "stages" not in page([replace(found, stages={})], tmp_path)
+    assert "stages" not in page([replace(ratio, stages={})], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,9 @@ def test_regression_exceeds_the_tolerance_and_the_spread(
 def test_new_ratios_replace_those_of_the_same_test() -> None:
     old = [Ratio(test=test, peer=peer, ratio=1) for test, peer in (("a", "x"), ("a", "y"), ("b", "x"))]
     assert [(each.test, each.ratio) for each in merge(old, [Ratio(test="a", peer="x", ratio=2)])] == [
-        ("a", 2), ("b", 1),
-    ]  # fmt: skip
+        ("a", 2),
+        ("b", 1),
+    ]
 
 
 def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:

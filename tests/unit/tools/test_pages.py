@@ -1,4 +1,4 @@
-"""docs/components says what the sources say."""
+"""Generated component pages match the sources."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_survey_finds_tests_over_registered_names(tmp_path: Path) -> None:
     (laws / "test_a.py").write_text("from tests.laws.all_tables import tables\n\nALL = tables()\n")
     (laws / "test_b.py").write_text("def test_it():\n    assert titanrl.names('filter')\n")
     (laws / "test_c.py").write_text("ALL = titanrl.names('kl')\n")
-    found = survey(tmp_path, {"filter": ["x"]})
-    assert found["golden"] == {"filter": {"x": [0, 0]}}
-    covered = {kind: files for kind, files in found["laws"].items() if files}
+    coverage = survey(tmp_path, {"filter": ["x"]})
+    assert coverage["golden"] == {"filter": {"x": [0, 0]}}
+    covered = {kind: files for kind, files in coverage["laws"].items() if files}
     assert covered == {"filter": ["tests/laws/test_a.py"], "kl": ["tests/laws/test_c.py"]}
 
 
