@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.config.conftest import EXPERIMENT, Write
-from titanrl.config import dumps, load
+from titanrl.config import dumps, load, presets
 from titanrl.config.presets import locate, preset_names, summary
 from titanrl.errors import ConfigError
 
@@ -47,9 +47,12 @@ def test_preset_has_a_summary_of_one_line(name: str) -> None:
     assert "\n" not in summary(name)
 
 
-def test_summary_is_the_first_sentence_of_the_comment() -> None:
-    first, second, *_ = (EXPERIMENTS / "algorithms/grpo.toml").read_text().splitlines()
-    assert summary("algorithms/grpo.toml") == f"{first} {second}".replace("# ", "")
+def test_summary_is_the_first_sentence_of_the_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.toml").write_text("# Dr. GRPO: plain\n# sums. More.\n\n# Other.\n[run]\n")
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    assert summary("a.toml") == "Dr. GRPO: plain sums."
 
 
 def test_base_by_preset_name_is_the_base_file_of_that_path(write: Write) -> None:
