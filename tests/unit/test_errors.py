@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +40,11 @@ def test_several_equally_close_names_are_all_suggested() -> None:
     assert did_you_mean("nothing like it", ["k1"]) == ""
 
 
+@dataclass(frozen=True)
+class Settings:
+    clip: float | None
+
+
 @pytest.mark.parametrize(
     ("value", "interval", "is_in"),
     [
@@ -55,7 +60,7 @@ def test_several_equally_close_names_are_all_suggested() -> None:
     ],
 )
 def test_check_range_accepts_values_of_the_interval(value: float | None, interval: str, is_in: bool) -> None:
-    settings = SimpleNamespace(clip=value)
+    settings = Settings(value)
     if is_in:
         check_range(settings, "clip", interval)
     else:
