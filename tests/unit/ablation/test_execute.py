@@ -80,10 +80,10 @@ def test_process_that_exits_before_its_last_step_has_failed(
 def test_on_finished_is_called_for_old_and_new_runs_and_may_stop_the_rest(
     planned: Plan, started: list[Any]
 ) -> None:
-    told: list[PlannedRun] = []
+    finished: list[PlannedRun] = []
     execute(planned.runs[:1], split_machine(1, 1, [0], []))
-    execute(planned.runs[:3], split_machine(1, 1, [0], []), on_finished=told.append)
-    assert [(run.variant, run.seed) for run in told] == [("clip_high=0.2", 0), ("clip_high=0.28", 0)]
+    execute(planned.runs[:3], split_machine(1, 1, [0], []), on_finished=finished.append)
+    assert [(run.variant, run.seed) for run in finished] == [("clip_high=0.2", 0), ("clip_high=0.28", 0)]
 
     def refuse(_: PlannedRun) -> None:
         raise ConfigError("no")

@@ -69,8 +69,9 @@ def test_regression_exceeds_the_tolerance_and_the_spread(
 def test_new_ratios_replace_those_of_the_same_test() -> None:
     old = [Ratio(test=test, peer=peer, ratio=1) for test, peer in (("a", "x"), ("a", "y"), ("b", "x"))]
     assert [(each.test, each.ratio) for each in merge(old, [Ratio(test="a", peer="x", ratio=2)])] == [
-        ("a", 2), ("b", 1),
-    ]  # fmt: skip
+        ("a", 2),
+        ("b", 1),
+    ]
 
 
 def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
