@@ -25,8 +25,8 @@ class ReasoningGymDemonstrations(TaskSettings):
 
     renamed: ClassVar[dict[str, str]] = {"too_long": "on_overlong", "on_overlong=refuse": "error"}
     on_overlong: Literal["error", "drop"] = "error"
-    """Demonstrations longer than [training] seq_len: refuse looks at all of them before training, drop
-    leaves them out and counts them."""
+    """Treatment of demonstrations longer than [training] seq_len. error: check all of them before training
+    and refuse them; drop: skip and count them."""
     out_keys: ClassVar[tuple[str, ...]] = ()
     is_paired: ClassVar[bool] = False
 

@@ -54,8 +54,8 @@ class Dataset:
     """Text after each step, not empty; its first token carries the step's label. Format stepwise only."""
     renamed: ClassVar[dict[str, str]] = {"too_long": "on_overlong", "on_overlong=refuse": "error"}
     on_overlong: Literal["error", "drop"] = "error"
-    """Examples with a row longer than [training] seq_len: refuse looks at all of them before training, drop
-    leaves them out and counts them."""
+    """Treatment of examples with a row longer than [training] seq_len. error: check all examples before
+    training and refuse them; drop: skip and count them."""
 
     def __post_init__(self) -> None:
         for column in self.columns:
