@@ -101,13 +101,13 @@ def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> 
     if loop.samples_per_prompt >= 2 or data is not None:
         return []
     if algorithm.pairs_answers:
-        text = f"must be >= 2 for {label(algorithm.loss)}, got 1; its pairs are answers to one prompt."
+        text = f"must be >= 2 for {label(algorithm.loss)}, got 1; its pairs are responses to one prompt."
         return [Problem("loop", text, "samples_per_prompt")]
     if not algorithm.compares_groups:
         return []
     text = (
         f"must be >= 2 for {label(algorithm.advantage)}, got {loop.samples_per_prompt}; it compares the "
-        "answers to one prompt (a class that does not declares is_group_relative = False)."
+        "responses to one prompt (a class that does not declares is_group_relative = False)."
     )
     return [Problem("loop", text, "samples_per_prompt")]
 
@@ -147,7 +147,7 @@ def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Pr
     if evaluation is None or evaluation.prompts is None:
         return []
     if not labels:
-        return [Problem("evaluation", "needs a [[reward]] that scores the answers; add one.")]
+        return [Problem("evaluation", "needs a [[reward]] that scores the responses; add one.")]
     return [
         Problem(
             "evaluation",
@@ -164,7 +164,8 @@ def _entropy_controller(algorithm: Algorithm) -> list[Problem]:
     controller = algorithm.entropy
     if controller is None or controls_entropy(controller) or not hasattr(controller, "target"):
         return []
-    text = f"must steer an entropy, got {name_of(controller)!r}, which steers a KL; use 'entropy_target'."
+    got = name_of(controller)
+    text = f"must control the entropy, got {got!r}, which controls a KL term; use 'entropy_target'."
     return [Problem("algorithm.entropy", text, "name")]
 
 
@@ -193,14 +194,15 @@ def _critic(critic: Critic | None, data: DataSettings | None, loop: Loop) -> lis
     problems = []
     if data is not None:
         problems.append(
-            Problem("critic", "must be absent with [data]: it values answers as they are sampled.")
+            Problem("critic", "must be absent with [data]: it estimates values of sampled responses.")
         )
     if "value" not in declared(critic.loss, "needs"):
         text = f"must train values, got {name_of(critic.loss)!r}, which reads log-probs; use 'value'."
         problems.append(Problem("critic.loss", text, "name"))
     if critic.warmup_steps >= loop.steps:
         text = (
-            f"must be < [loop] steps ({loop.steps}), got {critic.warmup_steps}; the policy would never move."
+            f"must be < [loop] steps ({loop.steps}), got {critic.warmup_steps}; the policy would never be "
+            "updated."
         )
         problems.append(Problem("critic", text, "warmup_steps"))
     return problems
@@ -209,7 +211,7 @@ def _critic(critic: Critic | None, data: DataSettings | None, loop: Loop) -> lis
 def _value_model_cannot_sample(model: Model, sampler: Any) -> list[Problem]:
     if model.head == "language" or sampler is None:
         return []
-    text = "must be 'language' where answers are sampled, got 'value'; a reward model trains on [data]."
+    text = "must be 'language' where responses are sampled, got 'value'; a reward model trains on [data]."
     return [Problem("model", text, "head")]
 
 

@@ -22,7 +22,7 @@ def _prompts_or_data(prompts: SourceSettings | None, data: DataSettings | None) 
     if (prompts is None) != (data is None):
         return []
     got = "neither" if data is None else "both"
-    text = f"or [data] must be there, got {got}; answers are sampled to [prompts], or stand in [data]."
+    text = f"or [data] must be given, got {got}; responses are sampled for [prompts], or read from [data]."
     return [Problem("prompts", text)]
 
 
@@ -37,8 +37,10 @@ def _sampling(
     if data is None or is_asked:
         asked = "[prompts]" if data is None else "[evaluation.prompts]"
         is_missing = sampler is None and (is_asked or prompts is not None)
-        return [Problem("sampler", f"is missing; it answers the {asked}.")] if is_missing else []
-    needless = "must be absent with [data], whose answers are not sampled, unless [evaluation.prompts] asks."
+        return [Problem("sampler", f"is missing; it samples responses for {asked}.")] if is_missing else []
+    needless = (
+        "must be absent with [data], which samples no responses, unless there are [evaluation.prompts]."
+    )
     tables = [*["sampler"][: sampler is not None], *(f"reward.{i}" for i in range(len(reward)))]
     return [Problem(table, needless) for table in tables]
 
@@ -72,9 +74,7 @@ def _alerts(data: DataSettings | None, alerts: Alerts, algorithm: Algorithm) -> 
         return [Problem("alerts", text, "stop")]
     if alerts == type(alerts)():
         return []
-    return [
-        Problem("alerts", "must be absent with [data]: it watches how sampled answers change; remove it.")
-    ]
+    return [Problem("alerts", "must be absent with [data]: alerts are about sampled responses; remove it.")]
 
 
 def _held_out(
@@ -85,11 +85,11 @@ def _held_out(
     if data is not None:
         if evaluation.data is not None or evaluation.prompts is not None:
             return []
-        text = "is missing; take the loss of held-out data, or ask [evaluation.prompts], or both."
+        text = "is missing; give held-out data, or [evaluation.prompts], or both."
         return [Problem("evaluation.data", text)]
     problems = []
     if evaluation.prompts is None:
-        text = "is missing; an experiment with [prompts] is judged on such a source."
+        text = "is missing; an experiment with [prompts] is evaluated on held-out prompts."
         problems.append(Problem("evaluation.prompts", text))
     if evaluation.data is not None:
         text = "must be absent from an experiment with [prompts]; use [evaluation.prompts]."
@@ -108,9 +108,9 @@ def _source_kinds(
     for table, source, wants_data in places:
         if source is None or is_data(type(source)) == wants_data:
             continue
-        brings = "prompts and no answers" if wants_data else "fixed answers"
+        brings = "prompts without responses" if wants_data else "dataset examples"
         known = [each for each in names("source") if is_data(component_class("source", each)) == wants_data]
-        text = f"must not be {name_of(source)!r}, which brings {brings}; use one of: {', '.join(known)}."
+        text = f"must not be {name_of(source)!r}, which has {brings}; use one of: {', '.join(known)}."
         problems.append(Problem(table, text, "name"))
     return problems
 
@@ -125,16 +125,16 @@ def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     if data is None or not is_data(type(data)) or data.is_paired == wants_pairs:
         return []
     got = f"got {data.format!r}" if hasattr(data, "format") else f"got {name_of(data)!r}"
-    needs = "chosen and rejected" if wants_pairs else "no pairs, whose rejected answers it would learn too"
+    needs = "chosen and rejected" if wants_pairs else "no pairs, whose rejected responses it would also learn"
     use = "use format 'preference'" if wants_pairs else "use another format, or a loss on pairs"
-    return [Problem("data", f"must bring {needs}, for {label(algorithm.loss)}, {got}; {use}.")]
+    return [Problem("data", f"must have {needs}, for {label(algorithm.loss)}, {got}; {use}.")]
 
 
 def _kl_in_brought_rewards(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
     is_brought = "token_reward" in declared(data, "out_keys")
     if not is_brought or algorithm.kl is None or algorithm.kl.placement != "reward":
         return []
-    text = "must not be 'reward' where [data] brings token_reward; choose placement 'loss' or 'advantage'."
+    text = "must not be 'reward' where [data] has token_reward; choose placement 'loss' or 'advantage'."
     return [Problem("algorithm.kl", text, "placement")]
 
 
@@ -143,7 +143,7 @@ def _labels_are_read(algorithm: Algorithm, data: DataSettings | None) -> list[Pr
         return []
     read = {key for actor in dataflow_nodes(algorithm, [], (), data) for key in actor.reads}
     return [
-        Problem("data", f"brings {key!r}, which no component reads; choose a loss or a filter that reads it.")
+        Problem("data", f"has {key!r}, which no component reads; choose a loss or a filter that reads it.")
         for key in data.out_keys
         if key not in read and key != "margin"
     ]
@@ -155,7 +155,7 @@ def _held_out_like_data(data: DataSettings | None, evaluation: Evaluation | None
         return []
     if data.is_paired == held_out.is_paired and set(data.out_keys) <= set(held_out.out_keys):
         return []
-    return [Problem("evaluation.data", "must bring the same keys as [data]; give both the same format.")]
+    return [Problem("evaluation.data", "must have the same keys as [data]; give both the same format.")]
 
 
 DATA_CHECKS: tuple[Callable[..., list[Problem]], ...] = (

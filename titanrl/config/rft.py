@@ -76,9 +76,9 @@ def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Rewar
     if rft is None:
         return []
     if data is not None:
-        return [Problem("rft", "must be absent with [data]; it samples answers to [prompts].")]
+        return [Problem("rft", "must be absent with [data]; it samples responses for [prompts].")]
     if not reward:
-        return [Problem("rft", "needs a [[reward]] that judges the answers; add one.")]
+        return [Problem("rft", "needs a [[reward]] that scores the responses; add one.")]
     labels = [each.label for each in reward]
     named = [("reward", rft.reward)] if rft.reward is not None else []
     return [

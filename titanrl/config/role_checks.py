@@ -21,7 +21,7 @@ def _two_policies(algorithm: Algorithm, data: DataSettings | None) -> list[Probl
     if algorithm.old_logprob == "recompute":
         return []
     if data is not None:
-        text = "must be 'recompute' with [data], got 'sampler'; fixed answers have no sampler."
+        text = "must be 'recompute' with [data], got 'sampler'; offline data has no sampler."
         return [Problem("algorithm", text, "old_logprob")]
     remedy = "remove it, or set [algorithm] old_logprob = 'recompute'."
     problems = [
@@ -51,7 +51,9 @@ def _teacher_top_k(algorithm: Algorithm, teacher: Teacher | None, data: DataSett
         return []
     if is_wanted:
         reader = label(algorithm.loss)
-        text = f"is missing; {reader} reads the teacher's likeliest tokens: say how many, e.g. 64."
+        text = (
+            f"is missing; {reader} reads the teacher's most probable tokens; give their number, such as 64."
+        )
     else:
         text = f"must be left out where no component reads candidate_ids, got {teacher.top_k}."
     return [Problem("teacher", text, "top_k")]
@@ -63,7 +65,7 @@ def _cached_reference(
     if reference is None or reference.cache is None:
         return []
     if data is None:
-        text = "must be left out with [prompts]; sampled answers are new in each step."
+        text = "must be left out with [prompts]; sampled responses are new in each step."
         return [Problem("reference", text, "cache")]
     if any("reference_point" in actor.reads for actor in dataflow_nodes(algorithm, (), ("reference",), data)):
         reader = label(algorithm.loss)
@@ -77,11 +79,11 @@ def _shared_critic(critic: Critic | None) -> list[Problem]:
     if critic is None:
         return []
     if not critic.shared:
-        text = f"is read with shared = true only, got {critic.coefficient}; leave it out."
+        text = f"is only used with shared = true, got {critic.coefficient}; leave it out."
         return [] if critic.coefficient is None else [Problem("critic", text, "coefficient")]
     reasons = {
-        "path": (critic.path, "the critic is a head on the policy's body"),
-        "warmup_steps": (critic.warmup_steps, "the policy's body does not stand still while its head learns"),
+        "path": (critic.path, "the critic is a head on the policy's backbone"),
+        "warmup_steps": (critic.warmup_steps, "the policy's backbone changes while its head learns"),
     }
     problems = [
         Problem("critic", f"must be left out with shared = true, got {got!r}: {reason}.", key)
@@ -91,8 +93,8 @@ def _shared_critic(critic: Critic | None) -> list[Problem]:
     return problems + [
         Problem(
             f"critic.{key}",
-            f"must be left out with [critic] shared = true: the policy's own, [{key}], trains the critic's "
-            f"head too (a file leaves out its base's by drop = ['critic.{key}']).",
+            f"must be left out with [critic] shared = true: the policy's own [{key}] also trains the "
+            f"critic's head (to remove a base file's table: drop = ['critic.{key}']).",
         )
         for key in ("optimizer", "lr_scheduler")
         if getattr(critic, key) is not None
@@ -109,7 +111,7 @@ def _skipped_rows(algorithm: Algorithm, loop: Loop, critic: Critic | None) -> li
     elif algorithm.entropy is not None:
         reason = "the entropy bonus needs them"
     elif critic is not None and critic.shared:
-        reason = "the critic on the policy's body learns from them"
+        reason = "the critic on the policy's backbone learns from them"
     else:
         return []
     text = f"must be false here, got true: rows without advantage cannot be left out, since {reason}."

@@ -237,10 +237,10 @@ class Evaluation:
         if self.samples_per_prompt > 1 and self.temperature == 0:
             raise ValueError(
                 f"samples_per_prompt must be 1 at temperature 0, got {self.samples_per_prompt}; "
-                "greedy answers are all the same, so raise the temperature."
+                "greedy responses are all equal, so raise the temperature."
             )
         if self.best_of_reward is not None and self.samples_per_prompt == 1:
             raise ValueError(
                 "best_of_reward must be left out with samples_per_prompt = 1, got "
-                f"{self.best_of_reward!r}; there is nothing to choose from."
+                f"{self.best_of_reward!r}; there is nothing to select from."
             )

@@ -76,11 +76,11 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             [*ACTOR_CRITIC, "critic.warmup_steps=2"],
-            "[critic] warmup_steps must be < [loop] steps (2), got 2; the policy would never move.",
+            "[critic] warmup_steps must be < [loop] steps (2), got 2; the policy would never be updated.",
         ),
         (
             [*ACTOR_CRITIC, "critic.coefficient=0.2"],
-            "[critic] coefficient is read with shared = true only, got 0.2; leave it out.",
+            "[critic] coefficient is only used with shared = true, got 0.2; leave it out.",
         ),
         (
             [*ACTOR_CRITIC, "critic.shared=true", "critic.coefficient=0"],
@@ -90,18 +90,18 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
             [*ACTOR_CRITIC, "critic.shared=true", "critic.path=models/other"],
             (
                 "[critic] path must be left out with shared = true, got 'models/other': the critic is a head "
-                "on the policy's body."
+                "on the policy's backbone."
             ),
         ),
         (
             [*ACTOR_CRITIC, "critic.shared=true", "critic.warmup_steps=1"],
-            "[critic] warmup_steps must be left out with shared = true, got 1: the policy's body does not",
+            "[critic] warmup_steps must be left out with shared = true, got 1: the policy's backbone",
         ),
         (
             [*ACTOR_CRITIC, "critic.shared=true", "critic.optimizer.lr=1e-5"],
             (
-                "[critic.optimizer] must be left out with [critic] shared = true: the policy's own, "
-                "[optimizer], trains the critic's head too (a file leaves out its base's by "
+                "[critic.optimizer] must be left out with [critic] shared = true: the policy's own "
+                "[optimizer] also trains the critic's head (to remove a base file's table: "
                 "drop = ['critic.optimizer'])."
             ),
         ),
@@ -118,7 +118,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
                 "algorithm.kl=",
                 "reference=",
             ],
-            "without advantage cannot be left out, since the critic on the policy's body learns from them.",
+            "cannot be left out, since the critic on the policy's backbone learns from them.",
         ),
         (
             ["loop.target_kl=0.02"],
@@ -192,7 +192,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             ["algorithm.entropy={name='lab_adaptive'}"],
-            "[algorithm.entropy] name must steer an entropy, got 'lab_adaptive', which steers a KL",
+            "[algorithm.entropy] name must control the entropy, got 'lab_adaptive', which controls a KL term",
         ),
         (
             ["algorithm.kl.coefficient=", "algorithm.kl.controller={name='lab_entropy'}"],
@@ -212,7 +212,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             ["model.head=value", "algorithm.loss={name='lab_critic'}", "algorithm.kl=", "reference="],
-            "[model] head must be 'language' where answers are sampled, got 'value'",
+            "[model] head must be 'language' where responses are sampled, got 'value'",
         ),
         (
             ["algorithm.denominator=kept"],
@@ -237,8 +237,8 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         (
             [CLIPPED.format("candidate_ids"), "teacher={path='t'}"],
             (
-                "[teacher] top_k is missing; loss 'lab_loss' reads the teacher's likeliest tokens: say how "
-                "many, e.g. 64."
+                "[teacher] top_k is missing; loss 'lab_loss' reads the teacher's most probable tokens; "
+                "give their number, such as 64."
             ),
         ),
         (
@@ -251,7 +251,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             ["algorithm.old_logprob=sampler", *ON_DATA],
-            "[algorithm] old_logprob must be 'recompute' with [data], got 'sampler'; fixed answers have no",
+            "[algorithm] old_logprob must be 'recompute' with [data], got 'sampler'; offline data has no",
         ),
         (["teacher={path='t', top_k=0}"], "[teacher] top_k must be in [1, inf), got 0."),
         (

@@ -1,4 +1,4 @@
-"""Sampled or fixed answers: what goes with [data], and what data a loss needs."""
+"""Online and offline tables: those for [data], and what data a loss needs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data="], "[prompts] or [data] must be there, got neither; answers are sampled to [prompts], or"),
-        (["prompts={name='jsonl', path='x'}"], "[prompts] or [data] must be there, got both"),
+        (["data="], "[prompts] or [data] must be given, got neither; responses are sampled for [prompts]"),
+        (["prompts={name='jsonl', path='x'}"], "[prompts] or [data] must be given, got both"),
         (
             ["sampler={name='torch', max_response_tokens=8}"],
             (
-                "[sampler] must be absent with [data], whose answers are not sampled, unless "
-                "[evaluation.prompts] asks."
+                "[sampler] must be absent with [data], which samples no responses, unless there "
+                "are [evaluation.prompts]."
             ),
         ),
         (["reward=[{name='repetition'}]"], "[reward.0] must be absent with [data]"),
@@ -48,40 +48,40 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
             ["loop.samples_per_prompt=4"],
             "[loop] samples_per_prompt is not used with [data], got 4; leave it out.",
         ),
-        (["alerts.kl=1.0"], "[alerts] must be absent with [data]: it watches how sampled answers change"),
+        (["alerts.kl=1.0"], "[alerts] must be absent with [data]: alerts are about sampled responses"),
         (
             [HELD_OUT("preference"), "evaluation.temperature=1"],
             "[evaluation] temperature is not used with [data], got 1.0; leave it out.",
         ),
         (
             ["evaluation={interval=5}"],
-            "[evaluation.data] is missing; take the loss of held-out data, or ask [evaluation.prompts], or",
+            "[evaluation.data] is missing; give held-out data, or [evaluation.prompts], or",
         ),
-        ([ASKED], "[sampler] is missing; it answers the [evaluation.prompts]."),
-        ([ASKED, SAMPLER], "[evaluation] needs a [[reward]] that scores the answers; add one."),
+        ([ASKED], "[sampler] is missing; it samples responses for [evaluation.prompts]."),
+        ([ASKED, SAMPLER], "[evaluation] needs a [[reward]] that scores the responses; add one."),
         (
             [ASKED, REWARD, "sampler={name='torch', max_response_tokens=8, temperature=0.5}"],
             "[sampler] temperature is not used with [data], got 0.5; leave it out.",
         ),
         (
             [HELD_OUT("ranked")],
-            "[evaluation.data] must bring the same keys as [data]; give both the same format.",
+            "[evaluation.data] must have the same keys as [data]; give both the same format.",
         ),
         (
             ["data={name='jsonl', path='x.jsonl'}"],
-            "[data] name must not be 'jsonl', which brings prompts and no answers; use one of: dataset, ",
+            "[data] name must not be 'jsonl', which has prompts without responses; use one of: dataset, ",
         ),
         (
             ["data.format=ranked"],
-            "[data] must bring chosen and rejected, for loss 'dpo', got 'ranked'; use format 'preference'.",
+            "[data] must have chosen and rejected, for loss 'dpo', got 'ranked'; use format 'preference'.",
         ),
         (
             ["algorithm.loss={name='sft'}", "reference="],
-            "[data] must bring no pairs, whose rejected answers it would learn too, for loss 'sft'",
+            "[data] must have no pairs, whose rejected responses it would also learn, for loss 'sft'",
         ),
         (
             ["algorithm.loss={name='sft'}", "reference=", "data.format=unpaired"],
-            "[data] brings 'reward', which no component reads; choose a loss or a filter that reads it.",
+            "[data] has 'reward', which no component reads; choose a loss or a filter that reads it.",
         ),
         (["reference="], "loss 'dpo' reads 'ref_logprob', which no stage writes; add a [reference] table."),
         (
@@ -108,11 +108,14 @@ def test_tables_incompatible_with_data_are_refused(write: Write, overrides: list
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["sampler="], "[sampler] is missing; it answers the [prompts]."),
-        (["reference.cache=x"], "[reference] cache must be left out with [prompts]; sampled answers are new"),
+        (["sampler="], "[sampler] is missing; it samples responses for [prompts]."),
+        (
+            ["reference.cache=x"],
+            "[reference] cache must be left out with [prompts]; sampled responses are new",
+        ),
         (
             [*ONLINE, "loop.samples_per_prompt=1"],
-            "[loop] samples_per_prompt must be >= 2 for loss 'simpo', got 1; its pairs are answers to one",
+            "[loop] samples_per_prompt must be >= 2 for loss 'simpo', got 1; its pairs are responses to one",
         ),
         (
             [*ONLINE, "loop.samples_per_prompt=2", "reward="],
@@ -120,7 +123,7 @@ def test_tables_incompatible_with_data_are_refused(write: Write, overrides: list
         ),
         (
             ["prompts={name='dataset', path='x.jsonl', format='messages'}"],
-            "[prompts] name must not be 'dataset', which brings fixed answers; use one of: jsonl, lab_source",
+            "[prompts] name must not be 'dataset', which has dataset examples; use one of: jsonl, lab_source",
         ),
         ([HELD_OUT("messages")], "[evaluation.data] must be absent from an experiment with [prompts]"),
         (

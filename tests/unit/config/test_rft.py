@@ -45,4 +45,4 @@ def test_rft_labels_must_name_rewards() -> None:
 
 def test_rft_requires_rewards_and_prompts() -> None:
     (problem,) = rft_problems(RFT(), None, ())
-    assert str(problem) == "[rft] needs a [[reward]] that judges the answers; add one."
+    assert str(problem) == "[rft] needs a [[reward]] that scores the responses; add one."
