@@ -1,4 +1,4 @@
-"""The batches that every mesh trains on, and how they are dealt to data-parallel ranks."""
+"""The batches that every mesh trains on, and their sharding over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIRS = [(7, 9, (4, 2)), (3, 5, (1, 3)), (5, 12, (23, 0)), (1, 2, (9, 14)), (2, 
 
 
 def answers(seed: int) -> TensorDict:
-    """Returns 13 rows in 4 groups with what policy gradient, regression and distillation read."""
+    """Returns 13 rows in 4 groups with the keys of policy gradient, regression and distillation."""
     return _batch(ANSWERS, seed)
 
 
@@ -36,7 +36,7 @@ def _batch(groups: list[tuple[int, int, tuple[int, ...]]], seed: int) -> TensorD
             raw[row, : prompt + 1] = raw[first, : prompt + 1]
             mask[row, prompt : prompt + length] = True
             if length > 10:
-                # A tool's answer inside of the row.
+                # A tool output inside the row.
                 mask[row, prompt + 3 : prompt + 6] = False
             row += 1
     numbers = torch.randn(3, rows, LENGTH, generator=generator)
@@ -58,7 +58,7 @@ def _batch(groups: list[tuple[int, int, tuple[int, ...]]], seed: int) -> TensorD
 
 
 def starved(batch: TensorDict) -> TensorDict:
-    """Returns the batch with trained tokens in every second group only: of 2 or 4 ranks half have none."""
+    """Returns the batch with loss tokens in every second group only: half of 2 or 4 ranks have none."""
     for key in ("loss_mask", "loss_weight"):
         batch[key] = batch[key] * (_number(batch) % 2 == 0)[:, None]
     return batch
@@ -70,6 +70,6 @@ def deal(batch: TensorDict, rank: int, degree: int) -> TensorDict:
 
 
 def _number(batch: TensorDict) -> torch.Tensor:
-    """[N] int64, the number of each row's group in the batch's order."""
+    """[N] int64, the index of each row's group in the batch's order."""
     number: torch.Tensor = torch.unique_consecutive(batch["group_id"], return_inverse=True)[1]
     return number

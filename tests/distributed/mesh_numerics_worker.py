@@ -68,9 +68,9 @@ def uneven(folder: Path, rank: int) -> list[int]:
         },
         batch_size=[2],
     )
-    found = [each.num_tokens for each in engine.policy.scoring_model.micro_batches(rows)]
+    actual = [each.num_tokens for each in engine.policy.scoring_model.micro_batches(rows)]
     engine.close()
-    return found
+    return actual
 
 
 if __name__ == "__main__":
@@ -79,11 +79,11 @@ if __name__ == "__main__":
     init_distributed()
     mesh = init_device_mesh("cpu", (2,))
     sharded, replicated = [[3.0], [4.0]][rank], [12.0]
-    seen = {
+    recorded = {
         "norm": norm_of(mesh, [(sharded, Shard(0)), (replicated, Replicate())]),
         "norm of copies": norm_of(mesh, [([5.0], Replicate())]),
         "head": head(rank),
         "micro-batches": uneven(folder, rank),
     }
-    torch.save(seen, folder / f"rank-{rank}.pt")
+    torch.save(recorded, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Judges the answers of ranks that share a model by a reward that says each time something else.
+"""Scores the responses of ranks that share a model by a random reward.
 
 Usage: rewards_worker.py FOLDER, which holds cases.json ({mesh: overrides}), grpo.toml, and gets rank-<r>.pt.
 """
@@ -26,32 +26,32 @@ from titanrl.rollout.generator import generate_and_score
 from titanrl.training.session import open_session
 from titanrl.training.stages import sample, score
 
-ASKED: list[int] = []
-"""How many rows this rank's reward has been asked about, time by time."""
+CALLS: list[int] = []
+"""Number of rows of each call of this rank's reward."""
 
 
 @register("reward", "moody")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moody:
-    """Returns noise that no seed repeats, until it fails."""
+    """Returns random scores that no seed repeats, and finally fails."""
 
     patience: int = 1_000
-    """After so many questions it raises."""
+    """Number of calls after which it raises."""
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         return torch.tensor(self.scores(batch))
 
     def scores(self, batch: TensorDict) -> list[float]:
-        ASKED.append(len(batch))
-        if len(ASKED) > self.patience:
+        CALLS.append(len(batch))
+        if len(CALLS) > self.patience:
             raise TrainingError("the judge is gone")
         return [random.SystemRandom().random() for _ in range(len(batch))]
 
 
 def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """Returns what this rank learnt of three times two prompts with two answers each, of which the last time
-    fails, and how often its own reward was asked."""
-    ASKED.clear()
+    """Returns this rank's scores of three batches of two prompts with two responses each, of which the last
+    fails, and the number of calls of its own reward."""
+    CALLS.clear()
     with closing(
         open_session(load(folder / "grpo.toml", overrides), folder, training_prompts, resume=False)
     ) as session:
@@ -69,7 +69,7 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
             "scored": torch.tensor([response.reward for response in rollouts.responses]),
             "groups": scored["group_id"],
             "failure": failure,
-            "asked": list(ASKED),
+            "calls": list(CALLS),
         }
 
 
@@ -77,6 +77,6 @@ if __name__ == "__main__":
     titanrl.engine.set_threads = lambda: torch.set_num_threads(1) or 1
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
-    found = {mesh: run(folder, overrides) for mesh, overrides in cases.items()}
-    torch.save(found, folder / f"rank-{int(os.environ['RANK'])}.pt")
+    actual = {mesh: run(folder, overrides) for mesh, overrides in cases.items()}
+    torch.save(actual, folder / f"rank-{int(os.environ['RANK'])}.pt")
     torch.distributed.destroy_process_group()

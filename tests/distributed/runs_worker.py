@@ -1,4 +1,4 @@
-"""Trains whole experiments one after the other, each on the mesh that it names.
+"""Trains experiments one after the other, each on its own mesh.
 
 Usage: runs_worker.py FOLDER: holds runs.json ({name: [file, overrides]}), gets rank-<r>.pt, {name: run}.
 """

@@ -1,4 +1,4 @@
-"""Samples on every rank of a data-parallel trainer, unevenly, and leaves the answers and gaps in files.
+"""Samples on every rank of a data-parallel trainer, unevenly, and writes responses and log-prob differences.
 
 Usage: sampler_worker.py FOLDER, which holds case.json (model, sampler) and gets rank-<r>.pt.
 """

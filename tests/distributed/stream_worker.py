@@ -1,4 +1,4 @@
-"""Gathers tensors and streams models on four ranks, and leaves the values and how much memory it took.
+"""Gathers tensors and streams models on four ranks, and writes values and peak memory to files.
 
 Usage: stream_worker.py FOLDER: holds cases.json ({name: {model, parallelism}}), gets rank-<r>.pt.
 """
@@ -29,17 +29,17 @@ from titanrl.engine.host_memory import M_MMAP_THRESHOLD, resident_bytes
 from titanrl.engine.weights.gather import gather
 
 ROWS, COLUMNS = 2048, 2304
-"""18 MiB: what an allocator or a kernel's count of pages errs by is small beside it."""
+"""18 MiB: large compared with the error of the allocator and of the kernel's count of pages."""
 AROUND = range(1, 14)
-"""Numbers of rows that four ranks cannot share equally, and fewer than there are ranks."""
+"""Numbers of rows that four ranks cannot shard evenly, and fewer than there are ranks."""
 
 
 def tensors(rows: int, columns: int) -> dict[str, tuple[torch.Tensor, DTensor]]:
-    """Returns (what it must be, the tensor in shards) by how it is split."""
+    """Returns (expected value, sharded tensor) by kind of sharding."""
     line = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tensor"))
     whole = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
-    found = {
+    actual = {
         f"{name} of {mesh.ndim}": (whole, distribute_tensor(whole, mesh, placements))
         for name, mesh, placements in (
             ("rows", line, [Shard(0)]),
@@ -52,16 +52,16 @@ def tensors(rows: int, columns: int) -> dict[str, tuple[torch.Tensor, DTensor]]:
         )
     }
     for dim, name in enumerate(("rows", "columns")):
-        found[f"FSDP of {name}"] = whole, under_fsdp(whole, square, dim)
+        actual[f"FSDP of {name}"] = whole, under_fsdp(whole, square, dim)
     flat = whole.flatten()
-    found["vector"] = flat, distribute_tensor(flat, line, [Shard(0)])
+    actual["vector"] = flat, distribute_tensor(flat, line, [Shard(0)])
     cube = whole.view(rows, columns // 2, 2)
-    found["cube"] = cube, distribute_tensor(cube, square, [Shard(0), Shard(1)])
-    return found
+    actual["cube"] = cube, distribute_tensor(cube, square, [Shard(0), Shard(1)])
+    return actual
 
 
 def under_fsdp(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """Returns what FSDP makes of a tensor that tensor parallelism has split on ``dim``."""
+    """Returns a tensor sharded by tensor parallelism on ``dim`` and then by FSDP."""
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(distribute_tensor(whole, mesh["tensor"], [Shard(dim)]))
     fully_shard(module, mesh=mesh["fsdp"])
@@ -71,10 +71,10 @@ def under_fsdp(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
 
 
 def extra_bytes(call: Callable[[], Any]) -> int:
-    """Returns the most memory beyond what was held before, of all threads, torch's and gloo's."""
-    call()  # What is loaded and kept by a first call is not counted.
+    """Returns the peak memory of a call beyond the memory before it, of all threads."""
+    call()  # Memory that the first call loads and keeps is not counted.
     dist.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # The peak is from here.
+    Path("/proc/self/clear_refs").write_text("5")  # Resets the peak.
     before = resident_bytes("VmRSS")
     call()
     return resident_bytes("VmHWM") - before
@@ -121,7 +121,7 @@ def streamed(case: dict[str, Any]) -> dict[str, Any]:
     with engine.inference() as parts:
         full = {name: value for name, value in parts[0].named_buffers() if "expert_bias" in name}
     engine.export(case["export"], dtype=torch.bfloat16)
-    found = {
+    actual = {
         "exchanges": exchanged.call_count,
         "biases": biases,
         "full": full,
@@ -131,17 +131,17 @@ def streamed(case: dict[str, Any]) -> dict[str, Any]:
         "extra": extra_bytes(consume) if case["measured"] else None,
     }
     engine.close()
-    return found
+    return actual
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # An engine has freed memory kept for the next use; here it goes back and counts no more.
+    # An engine keeps freed memory for reuse; here it is returned, so that it does not count.
     engine_mesh.keep_memory = lambda: None
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
-    seen = {name: streamed(case) for name, case in cases.items()}
-    seen["gathered"] = gathered()
-    torch.save(seen, folder / f"rank-{int(os.environ['RANK'])}.pt")
+    recorded = {name: streamed(case) for name, case in cases.items()}
+    recorded["gathered"] = gathered()
+    torch.save(recorded, folder / f"rank-{int(os.environ['RANK'])}.pt")
     dist.destroy_process_group()

@@ -40,15 +40,15 @@ MESHES: dict[int, dict[str, dict[str, Any]]] = {
     8: {"fsdp x tensor x pipeline": {SHARD: 2, TENSOR: 2, PIPELINE: 2}},
 }
 TIED = {2: ["fsdp", "tensor", "pipeline", "interleaved"], 4: ["tensor x pipeline"]}
-"""Where head and embedding are one matrix too, which a pipeline's ends have a copy of."""
+"""Cases that also run with a tied head, of which both ends of a pipeline have a copy."""
 SHARED = {
     2: ["fsdp", "replicate", "tensor", "tensor without sequence", "pipeline", "interleaved"],
     4: ["fsdp x tensor", "tensor x pipeline", "tensor"],
 }
-"""Where a critic's head stands on the policy's body."""
+"""Cases with a critic's head on the policy's backbone."""
 SHARED_TIED = {2: ["fsdp", "tensor", "pipeline"]}
 WIDE = [(4, "fsdp"), (4, "tensor")]
-"""One axis alone: a model with as many heads for keys as ranks, so that all can be split."""
+"""Cases of one mesh axis: a model with as many heads of keys as ranks."""
 EXPERTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "experts over fsdp": {SHARD: 2, EXPERT: 2},
@@ -60,7 +60,7 @@ EXPERTS: dict[int, dict[str, dict[str, Any]]] = {
         "experts over fsdp in a pipeline": {SHARD: 2, PIPELINE: 2, EXPERT: 2},
     },
 }
-"""Meshes of the mixtures of experts, which a mesh for dense models needn't have."""
+"""Cases of mixtures of experts."""
 MIXTURES = {2: ("qwen3_moe", "deepseek_v3"), 4: ("qwen3_moe",)}
 LAYOUTS = {processes: MESHES[processes] | EXPERTS.get(processes, {}) for processes in MESHES}
 CASES = [
@@ -73,7 +73,7 @@ CASES += [(processes, mesh, "shared") for processes, meshes in SHARED.items() fo
 CASES += [(processes, mesh, "shared tied") for processes, meshes in SHARED_TIED.items() for mesh in meshes]
 CASES += [(n, mesh, kind) for n, kinds in MIXTURES.items() for mesh in EXPERTS[n] for kind in kinds]
 Results = dict[tuple[int, str], list[dict[str, Any]]]
-"""(processes, case) -> what each rank saw."""
+"""(processes, case) -> results of each rank."""
 
 
 def launch_cases(folder: Path, processes: int, cases: dict[str, dict[str, Any]]) -> Results:
@@ -90,7 +90,7 @@ def export_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(export_folder: Path) -> Results:
-    """Every mesh's case in one launch for each number of processes: starting is what takes the time."""
+    """Every case in one launch per number of processes, because the launch takes most of the time."""
     folder = export_folder
     model = tiny.create(folder / "model", layers=4, tied=False, scale=0.2)
     tied = tiny.create(folder / "tied", layers=4, scale=0.2, seed=3)
@@ -129,7 +129,7 @@ def results(export_folder: Path) -> Results:
         },
         "bfloat16": {"model": str(tied), "losses": ["ppo_clip"], "max_norm": 1e9, "precision": "bfloat16"},
     }
-    found = launch_cases(folder / "1", 1, kinds)
+    actual = launch_cases(folder / "1", 1, kinds)
     for processes in MESHES:
         cases = {
             f"{mesh} {kind}": kinds[kind]
@@ -139,20 +139,20 @@ def results(export_folder: Path) -> Results:
         }
         if processes == 2:
             cases["bfloat16"] = kinds["bfloat16"]
-        found |= launch_cases(folder / str(processes), processes, cases)
-    return found
+        actual |= launch_cases(folder / str(processes), processes, cases)
+    return actual
 
 
 def of_all(ranks: list[dict[str, Any]], step: str, key: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors by name that the ranks hold together: a pipeline's have some each."""
+    """Returns the tensors of all ranks by name: pipeline ranks hold different ones."""
     return {name: tensor for rank in ranks for name, tensor in rank["steps"][step][key].items()}
 
 
-def assert_near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+def assert_near(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Compares tensors by name, to RTOL of the largest entry."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        error = float((found[name] - value).abs().max() / value.abs().max().clamp_min(1e-30))
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        error = float((actual[name] - value).abs().max() / value.abs().max().clamp_min(1e-30))
         assert error <= RTOL, f"{name}: {error:.1e}"
 
 
@@ -164,10 +164,10 @@ def test_mesh_gives_the_metrics_of_one_process(
     for rank in results[processes, f"{mesh} {kind}"]:
         assert rank["steps"].keys() == one["steps"].keys()
         for name, step in one["steps"].items():
-            wanted, found = step["metrics"], rank["steps"][name]["metrics"]
-            assert found.keys() == wanted.keys()
-            for metric, (total, count) in wanted.items():
-                assert found[metric] == (pytest.approx(total, rel=RTOL, abs=RTOL), count), (name, metric)
+            expected, actual = step["metrics"], rank["steps"][name]["metrics"]
+            assert actual.keys() == expected.keys()
+            for metric, (total, count) in expected.items():
+                assert actual[metric] == (pytest.approx(total, rel=RTOL, abs=RTOL), count), (name, metric)
 
 
 @pytest.mark.parametrize("key", ["gradients", "clipped"])
@@ -195,16 +195,16 @@ def test_every_rank_streams_the_weights_of_one_process(
 def test_mesh_gives_the_scores_of_one_process(results: Results, processes: int, mesh: str, kind: str) -> None:
     (one,) = results[1, kind]
     for rank in results[processes, f"{mesh} {kind}"]:
-        for step, wanted in one["scores"].items():
-            found = rank["scores"][step]
-            assert found.keys() == wanted.keys()
-            here = torch.isin(wanted["group_id"], found["group_id"])
-            mine = {key: value.float() for key, value in found.items()}
-            assert_near(mine, {key: value[here].float() for key, value in wanted.items()})
+        for step, expected in one["scores"].items():
+            actual = rank["scores"][step]
+            assert actual.keys() == expected.keys()
+            here = torch.isin(expected["group_id"], actual["group_id"])
+            ours = {key: value.float() for key, value in actual.items()}
+            assert_near(ours, {key: value[here].float() for key, value in expected.items()})
 
 
 def test_cases_hold_uneven_micro_batches_and_ranks_without_loss_tokens(results: Results) -> None:
-    """Else equal parts would hide a mean over micro-batches or ranks."""
+    """Equal parts would hide a mean over micro-batches or ranks."""
     (one,) = results[1, "untied"]
     for step, parts in one["trained"].items():
         assert len(set(parts)) >= 2, step
@@ -217,7 +217,7 @@ def test_cases_hold_uneven_micro_batches_and_ranks_without_loss_tokens(results: 
 
 @pytest.mark.parametrize("kind", ["shared", "shared tied"])
 def test_shared_value_head_is_trained_and_not_exported(results: Results, kind: str) -> None:
-    """Else its gradient would be compared with nothing, and a sampler would be sent it."""
+    """Otherwise its gradient would not be compared, and it would be sent to a sampler."""
     (one,) = results[1, kind]
     for name, step in one["steps"].items():
         assert one["scores"][name]["value"].abs().max() > 1
@@ -226,7 +226,7 @@ def test_shared_value_head_is_trained_and_not_exported(results: Results, kind: s
 
 
 def test_gradients_are_clipped_in_most_steps(results: Results) -> None:
-    """Else the comparison of clipped gradients would say nothing."""
+    """Otherwise clipped and unclipped gradients would be equal."""
     (one,) = results[1, "untied"]
     norms = [step["metrics"]["update/grad_norm"][0] for step in one["steps"].values()]
     assert sum(norm > 0.05 for norm in norms) >= len(norms) - 2
@@ -249,7 +249,7 @@ def test_tied_embeddings_stay_equal_over_pipeline_stages(results: Results, proce
 def test_tied_model_is_exported_tied_under_pipeline_parallelism(
     results: Results, export_folder: Path
 ) -> None:
-    """Transformers ties what the folder says is tied, so that no head may be lost on the way."""
+    """transformers ties a head by the config, so the export must not drop an untied head."""
     import transformers
 
     folder = export_folder / "2 pipeline tied"
@@ -262,10 +262,10 @@ def test_tied_model_is_exported_tied_under_pipeline_parallelism(
 
 def test_bfloat16_on_two_processes_equals_one_process(results: Results) -> None:
     (one,) = results[1, "bfloat16"]
-    wanted = one["steps"]["ppo_clip"]
+    expected = one["steps"]["ppo_clip"]
     for rank in results[2, "bfloat16"]:
-        found = rank["steps"]["ppo_clip"]
-        assert found["metrics"]["loss/total"] == pytest.approx(wanted["metrics"]["loss/total"], abs=RTOL)
-        for name, value in wanted["gradients"].items():
+        actual = rank["steps"]["ppo_clip"]
+        assert actual["metrics"]["loss/total"] == pytest.approx(expected["metrics"]["loss/total"], abs=RTOL)
+        for name, value in expected["gradients"].items():
             # Each rank rounds its own sum to bfloat16 before the float32 reduction.
-            torch.testing.assert_close(found["gradients"][name], value, atol=4e-3, rtol=2e-2)
+            torch.testing.assert_close(actual["gradients"][name], value, atol=4e-3, rtol=2e-2)

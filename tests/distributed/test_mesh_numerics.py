@@ -38,9 +38,9 @@ def test_vocab_parallel_log_softmax_gradient_equals_the_closed_form(
 ) -> None:
     """w - softmax(z) sum(w); an identity as backward pass returns w (PyTorch #190746)."""
     z, w = ranks[0]["head"]["logits"], ranks[0]["head"]["weights"]
-    wanted = w - z.softmax(-1) * w.sum(-1, keepdim=True)
-    found = torch.cat([rank["head"]["gradient"] for rank in ranks], dim=-1)
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    expected = w - z.softmax(-1) * w.sum(-1, keepdim=True)
+    actual = torch.cat([rank["head"]["gradient"] for rank in ranks], dim=-1)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
     for rank in ranks:
         torch.testing.assert_close(rank["head"]["logprob"], z.log_softmax(-1), atol=1e-6, rtol=1e-5)
 

@@ -56,8 +56,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_ranks_with_the_same_rows_call_a_reward_once(ranks: list[dict[str, Any]], mesh: str) -> None:
     first, second = (rank[mesh] for rank in ranks)
-    assert first["asked"] == [4, 4, 4]
-    assert second["asked"] == []
+    assert first["calls"] == [4, 4, 4]
+    assert second["calls"] == []
     for key in ("groups", "rewards", "scored"):
         assert len(first[key]) == 4
         assert torch.equal(first[key], second[key])

@@ -1,4 +1,4 @@
-"""Whole runs on tensor-, pipeline- and expert-parallel ranks give the run and the exported model of one."""
+"""Runs on tensor-, pipeline- and expert-parallel ranks equal the run and the export of one process."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def runs(folder: Path) -> dict[str, Path]:
             for name, (kind, overrides) in cases.items()
         }
         (place / "runs.json").write_text(json.dumps(table))
-        found = launch(WORKER, place, processes, timeout_seconds=500)
-        assert all(each == found[0] for each in found)
-        done |= {name: Path(run) for name, run in found[0].items()}
+        actual = launch(WORKER, place, processes, timeout_seconds=500)
+        assert all(each == actual[0] for each in actual)
+        done |= {name: Path(run) for name, run in actual[0].items()}
     return done
 
 
@@ -140,11 +140,11 @@ def lines(run: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_model_parallel_run_equals_one_process(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
     one, two = runs[RUNS[name][0]], runs[name]
-    for wanted, found in zip(lines(one), lines(two), strict=True):
-        assert wanted.keys() == found.keys()
+    for wanted, actual in zip(lines(one), lines(two), strict=True):
+        assert wanted.keys() == actual.keys()
         for key in SAME:
             if key in wanted:
-                assert found[key] == pytest.approx(wanted[key], rel=1e-4, abs=1e-5), (wanted["step"], key)
+                assert actual[key] == pytest.approx(wanted[key], rel=1e-4, abs=1e-5), (wanted["step"], key)
     expected = load_file(export_run(one, tmp_path / "one") / "model.safetensors")
     weights = load_file(export_run(two, tmp_path / "two") / "model.safetensors")
     assert weights.keys() == expected.keys()

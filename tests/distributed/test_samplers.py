@@ -1,4 +1,4 @@
-"""Two data-parallel ranks answer as one process does, whatever rows each of them gets."""
+"""Two data-parallel ranks generate the responses of one process, however rows are sharded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ VLLM = pytest.param(
 
 
 def sample(folder: Path, processes: int, sampler: dict[str, Any], kv_heads: int = 1) -> list[dict[str, Any]]:
-    """Returns what each rank of a torchrun saw."""
-    # Heads of 64, as vLLM's CPU attention wants them.
+    """Returns the results of each rank."""
+    # Heads of 64: vLLM's CPU attention requires it.
     model = tiny.create(folder / "model", hidden=128, heads=2, kv_heads=kv_heads, scale=0.15)
     (folder / "case.json").write_text(json.dumps({"model": str(model), "sampler": sampler}))
     return launch(WORKER, folder, processes, timeout_seconds=500)
@@ -38,22 +38,22 @@ def sample(folder: Path, processes: int, sampler: dict[str, Any], kv_heads: int 
 def test_ranks_sample_as_one_process(sampler: dict[str, Any], tmp_path: Path) -> None:
     (one,) = sample(tmp_path / "one", 1, sampler)
     two = sample(tmp_path / "two", 2, sampler)
-    assert [len(found["answers"]) for found in two] == [8, 1]
+    assert [len(actual["answers"]) for actual in two] == [8, 1]
     assert two[0]["answers"] | two[1]["answers"] == one["answers"]
     assert len({tuple(ids) for ids in one["answers"].values()}) == 9
     # A rank without rows takes part and gets none.
-    assert [len(found["again"]) for found in two] == [8, 0]
-    assert max(found["gap"] for found in (one, *two)) < 1e-4
+    assert [len(actual["again"]) for actual in two] == [8, 0]
+    assert max(actual["gap"] for actual in (one, *two)) < 1e-4
     # The trainer's process group outlives the sampler.
-    assert [found["ranks"] for found in (one, *two)] == [1, 2, 2]
+    assert [actual["ranks"] for actual in (one, *two)] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("sampler", [VLLM])
 def test_two_ranks_sample_together_with_one_engine(sampler: dict[str, Any], tmp_path: Path) -> None:
-    """Each has half of every matrix; log-probs are the trainer's, at the weights it sent."""
+    """Each rank has half of every matrix; log-probs equal the trainer's at the weights that it sent."""
     two = sample(tmp_path / "two", 2, sampler | {"tensor_parallel_size": 2}, kv_heads=2)
     assert two[0]["answers"] == two[1]["answers"]
     assert two[0]["answers"] == dict(zip(two[0]["answers"], two[0]["again"], strict=True))
     assert len({tuple(ids) for ids in two[0]["answers"].values()}) == 9
-    assert max(found["gap"] for found in two) < 1e-4
-    assert [found["ranks"] for found in two] == [2, 2]
+    assert max(actual["gap"] for actual in two) < 1e-4
+    assert [actual["ranks"] for actual in two] == [2, 2]

@@ -1,4 +1,4 @@
-"""Weights leave a mesh whole, one by one, with little memory beside them."""
+"""Streaming weights yields full tensors one at a time with little memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ EXPERTS = {
 }
 WORDY = {f"{name}, many words": MESHES[name] for name in ("fsdp x tensor", "tensor x pipeline")}
 WORDS = range(0x4E00, 0x4E00 + 16000)
-"""So many that embedding and head, as in every real model, are the largest tensors by far."""
+"""Large enough that embedding and head are the largest tensors, as in every real model."""
 BIASES = [f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)]
 STAGED = 1 / 8 + 1 / 16 + 1 / 32
-"""Of a tensor: what travels at a time, and what an axis before the last one has gathered of it."""
+"""Fractions of a tensor: the piece that is sent, and its part gathered over an earlier axis."""
 PAGES = 1 / 8
-"""Of a tensor, about a huge page: by which the kernel's count errs."""
+"""Fraction of a tensor, about a huge page: the error of the kernel's count."""
 
 
 @pytest.fixture(scope="module")
@@ -69,33 +69,33 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 def test_shards_of_any_placement_are_gathered(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        for name, found in rank["gathered"]["large"].items():
-            assert found["equal"], name
-            assert found["rounded"], name
+        for name, actual in rank["gathered"]["large"].items():
+            assert actual["equal"], name
+            assert actual["rounded"], name
         assert not rank["gathered"]["wrong"]
 
 
 def test_gathering_takes_little_memory_beside_the_tensor(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        for name, found in rank["gathered"]["large"].items():
+        for name, actual in rank["gathered"]["large"].items():
             whole = 0 if name.startswith("copies of 1") else 1
-            assert whole - PAGES <= found["extra"] <= whole * (1 + STAGED) + PAGES, name
+            assert whole - PAGES <= actual["extra"] <= whole * (1 + STAGED) + PAGES, name
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_weight_stream_holds_two_tensors_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
-    """The one handed out, until the next is whole; or a fused one, and the parts that it is cut into."""
+    """One tensor until the next one is complete; or a fused tensor and its parts."""
     for rank in ranks:
-        found = rank[mesh]
-        assert found["extra"] <= (2 + STAGED + PAGES) * found["largest"]
-        assert found["all"] > 8 * found["largest"]
+        actual = rank[mesh]
+        assert actual["extra"] <= (2 + STAGED + PAGES) * actual["largest"]
+        assert actual["all"] > 8 * actual["largest"]
 
 
 @pytest.mark.parametrize("mesh", WORDY)
 def test_weight_stream_holds_one_large_tensor_at_a_time(ranks: list[dict[str, Any]], mesh: str) -> None:
     for rank in ranks:
-        found = rank[mesh]
-        assert 1 - PAGES <= found["extra"] / found["largest"] <= 1 + STAGED + 2 * PAGES
+        actual = rank[mesh]
+        assert 1 - PAGES <= actual["extra"] / actual["largest"] <= 1 + STAGED + 2 * PAGES
 
 
 @pytest.mark.parametrize("mesh", [*MESHES, *EXPERTS])

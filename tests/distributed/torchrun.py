@@ -1,4 +1,4 @@
-"""Starts a worker script under torchrun and reads what its ranks left."""
+"""Runs a worker script under torchrun and reads the results of its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def launch(worker: Path, folder: Path, processes: int, *, timeout_seconds: float) -> list[Any]:
-    """Returns what each rank of ``worker FOLDER`` wrote to FOLDER/rank-<r>.pt."""
+    """Returns the contents of FOLDER/rank-<r>.pt, written by each rank of ``worker FOLDER``."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run(
         [*command, str(worker), str(folder)],

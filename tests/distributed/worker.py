@@ -1,4 +1,4 @@
-"""Trains tiny models for some steps on whatever meshes torchrun gives, and leaves what it saw in files.
+"""Trains tiny models for some steps on each case's mesh and writes the results to files.
 
 Usage: worker.py FOLDER: holds cases.json ({name: {model, parallelism, steps, ...}}), gets rank-<r>.pt.
 """
@@ -41,14 +41,14 @@ LOSSES: dict[str, dict[str, Any]] = {
     "value": {"name": "value"},
 }
 STARVED = " starved"
-"""Ends the name of a step in which ranks are without a trained token."""
+"""Suffix of the name of a step in which some ranks have no loss token."""
 POLICY_SCORES = ("logprob", "entropy", "sum_pi_squared")
 TEACHER_SCORES = ("logprob", "topk_ids", "topk_logprob")
 BETA, ETA = 0.05, 0.01
 
 
 class Gradients:
-    """Full gradients of each update before and after clipping, as the update's own clipping sees them."""
+    """Full gradients of each update before and after clipping."""
 
     def __init__(self, learners: list[Learner]) -> None:
         self.before: dict[str, torch.Tensor] = {}
@@ -76,7 +76,7 @@ class Gradients:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of the tensor, whole where it is sharded."""
+    """Returns a copy of the full tensor."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().clone()
 
@@ -108,7 +108,7 @@ def make_engine(case: dict[str, Any]) -> Engine:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Returns {step: {metrics, gradients, clipped}}, the scores before each step and the final weights.
 
-    Also the trained tokens of each of the steps' micro-batches.
+    Also the number of loss tokens of each of the steps' micro-batches.
     """
     engine = make_engine(case)
     learners = {"": engine.policy} | ({} if engine.critic is None else {"value": engine.critic})
@@ -116,7 +116,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     steps, scores, trained = {}, {}, {}
     is_shared = "critic" in case and engine.critic is None
     if is_shared and engine.policy.scoring_model.model.is_last:
-        # Of zero, the body would get no gradient from it.
+        # With weights of zero the backbone would get no gradient from it.
         engine.policy.scoring_model.model.head.get_parameter("value.weight").data.fill_(0.3)
     for number, step in enumerate(case["losses"]):
         name = step.removesuffix(STARVED)
@@ -124,23 +124,27 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         rows = deal(starved(batch) if name != step else batch, engine.dp_rank, engine.dp_degree)
         parts = engine.policy.scoring_model.micro_batches(rows)
         trained[step] = [int(part.batch["loss_mask"].sum()) for part in parts]
-        seen = engine.score(rows, (*POLICY_SCORES, "value") if is_shared else POLICY_SCORES)
+        recorded = engine.score(rows, (*POLICY_SCORES, "value") if is_shared else POLICY_SCORES)
         if "teacher" in case:
-            found = engine.frozen["teacher"].score(rows, TEACHER_SCORES)
-            seen |= {f"teacher/{key}": value for key, value in found.items()}
-            if number < 2:  # Before the first step it is the policy, then a model of its own.
+            actual = engine.frozen["teacher"].score(rows, TEACHER_SCORES)
+            recorded |= {f"teacher/{key}": value for key, value in actual.items()}
+            if (
+                number < 2
+            ):  # Before the first step it shares the policy's weights, then it is a separate model.
                 assert engine.is_policy("reference") == (number == 0)
-                seen["reference/logprob"] = engine.frozen["reference"].score(rows)["logprob"]
+                recorded["reference/logprob"] = engine.frozen["reference"].score(rows)["logprob"]
             if number == 0:
-                offloaded = engine._role(case["teacher"], frozen_dtype="float32", top_k=7, offload=True)
+                offloaded = engine._scoring_model(
+                    case["teacher"], frozen_dtype="float32", top_k=7, offload=True
+                )
                 found_there = offloaded.score(rows, TEACHER_SCORES)
-                assert all(torch.equal(found_there[key], value) for key, value in found.items())
+                assert all(torch.equal(found_there[key], value) for key, value in actual.items())
             if name == "topk_distill":
-                rows["candidate_ids"] = found["topk_ids"]
-                rows["candidate_logprob"] = found["topk_logprob"]
+                rows["candidate_ids"] = actual["topk_ids"]
+                rows["candidate_logprob"] = actual["topk_logprob"]
         if engine.critic is not None:
-            seen |= engine.critic.score(rows, ("value",))
-        scores[step] = seen | {"group_id": rows["group_id"]}
+            recorded |= engine.critic.score(rows, ("value",))
+        scores[step] = recorded | {"group_id": rows["group_id"]}
         objectives = {"": policy_objective(name)}
         if is_shared:
             value = titanrl.build("loss", LOSSES["value"])
@@ -176,14 +180,14 @@ def policy_objective(name: str) -> Objective:
 
 
 if __name__ == "__main__":
-    # As many ranks as threads and more: one each.
+    # There are at least as many ranks as cores: one thread each.
     torch.set_num_threads(1)
-    # So that the ranks' lines differ in length, and from step to step, as lines of real answers do.
+    # Packed sequences then differ in length between ranks and steps, as those of real responses do.
     pipeline.ROUND = 8
-    # TorchTitan pins offloaded weights, which takes a GPU.
+    # TorchTitan pins offloaded weights, which needs a GPU.
     fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
-    seen = {name: run(case) for name, case in cases.items()}
-    torch.save(seen, folder / f"rank-{int(os.environ['RANK'])}.pt")
+    recorded = {name: run(case) for name, case in cases.items()}
+    torch.save(recorded, folder / f"rank-{int(os.environ['RANK'])}.pt")
     torch.distributed.destroy_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from titanrl.models.accelerator import computes_bfloat16  # isort: skip  # before torchtitan
 
@@ -13,7 +13,9 @@ import torch
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.compile import apply_compile
+from torchtitan.models.common import Linear
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
 
 from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Training
 from titanrl.engine.allocate import allocate
@@ -25,6 +27,7 @@ from titanrl.engine.mesh import Mesh
 from titanrl.engine.model import Model
 from titanrl.engine.weights.hf_folder import load_folder, rename_head
 from titanrl.errors import ConfigError
+from titanrl.models.hf_config import HFConfig
 from titanrl.models.memory import needs_fsdp
 from titanrl.models.mesh_checks import model_problems
 from titanrl.models.read_config import read_config
@@ -34,6 +37,8 @@ __all__ = ["build_model"]
 
 logger = logging.getLogger(__name__)
 
+HeadKind: TypeAlias = Literal["language", "value", "shared"]
+
 
 def build_model(
     folder: str,
@@ -42,7 +47,7 @@ def build_model(
     training: Training,
     activation_checkpoint: ActivationCheckpoint,
     compile: Compile,
-    head: Literal["language", "value", "shared"] = "language",
+    head: HeadKind = "language",
     heads: Mapping[str, float] | None = None,
     dtype: str | None = None,
     trainable: bool = True,
@@ -72,36 +77,17 @@ def build_model(
         ConfigError: an unknown model type; a value model where a language model is needed; seq_len beyond
             the model's context; degrees by which the model can't be sharded.
     """
-    config = read_config(folder)
-    if training.seq_len > config.max_length:
-        raise ConfigError(
-            f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
-            f"got {training.seq_len}."
-        )
-    is_value_model = head == "value"
-    if config.is_value_model and not is_value_model:
-        raise ConfigError(
-            f"[model] path must be a language model, got {folder!r}, a value model, whose head gives one "
-            "number; choose another folder."
-        )
+    config = _checked_config(folder, mesh, training, is_value_model=head == "value")
     if training.mixed_precision_param == "bfloat16" and not computes_bfloat16() and trainable:
         logger.warning(
             "[training] mixed_precision_param = 'bfloat16' is emulated on this CPU: 'float32' is faster."
         )
-    compute_dtype = training.mixed_precision_param
-    if problems := model_problems(config, mesh.parallelism, folder, compute_dtype):
-        raise ConfigError(problems)
-    pipelined = mesh.dims.pp_enabled
+    heads, is_value_model, pipelined = heads or {}, head == "value", mesh.dims.pp_enabled
     tied = config.tied and not is_value_model
-    heads = heads or {}
-    weights = tuple(heads.values()) or (1.0,)
-    value_head = ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
-    head_class = ActorCriticHead if head == "shared" else TokenHead
-    token_head = head_class.Config(in_features=config.dim, out_features=config.vocab_size)
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
-        head=value_head if is_value_model else token_head,
+        head=_head_config(config, head, tuple(heads.values())),
         max_length=training.seq_len,
         # Pipeline stages hold a copy each: see titanrl.engine.weights.tying.
         tied=tied and not pipelined,
@@ -112,13 +98,7 @@ def build_model(
         sequence_parallel=mesh.parallelism.enable_sequence_parallel,
         expert_parallel=mesh.dims.ep_enabled,
     )
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(TORCH_DTYPE_MAP[dtype or training.dtype])
-    try:
-        with torch.device("meta"):
-            decoder = spec.model.build()
-    finally:
-        torch.set_default_dtype(previous)
+    decoder = _build_on_meta(spec, TORCH_DTYPE_MAP[dtype or training.dtype])
     decoder.requires_grad_(trainable)
     compile_config = CompileConfig(
         enable=compile.enable, components=list(compile.components), backend=compile.backend
@@ -165,6 +145,58 @@ def build_model(
         allocate(part, mesh.device, offload=offload)
         if pipelined:
             part._skip_lm_head = True
+    _configure_fsdp(model, mesh)
+    load_folder(model, folder)
+    return model
+
+
+def _checked_config(folder: str, mesh: Mesh, training: Training, *, is_value_model: bool) -> HFConfig:
+    """Returns the facts of ``folder``, and refuses a model that cannot be built as configured."""
+    config = read_config(folder)
+    if training.seq_len > config.max_length:
+        raise ConfigError(
+            f"[training] seq_len must be at most {config.max_length}, the context of {folder}, "
+            f"got {training.seq_len}."
+        )
+    if config.is_value_model and not is_value_model:
+        raise ConfigError(
+            f"[model] path must be a language model, got {folder!r}, a value model, whose head gives one "
+            "number; choose another folder."
+        )
+    if problems := model_problems(config, mesh.parallelism, folder, training.mixed_precision_param):
+        raise ConfigError(problems)
+    return config
+
+
+def _head_config(config: HFConfig, head: HeadKind, weights: tuple[float, ...]) -> Linear.Config:
+    """Returns the head of ``config``'s sizes.
+
+    Args:
+        config: the model's.
+        head: see build_model.
+        weights: of several scalar heads; empty: one head.
+    """
+    if head == "value":
+        weights = weights or (1.0,)
+        return ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
+    head_class = ActorCriticHead if head == "shared" else TokenHead
+    return head_class.Config(in_features=config.dim, out_features=config.vocab_size)
+
+
+def _build_on_meta(spec: ModelSpec, dtype: torch.dtype) -> Decoder:
+    """Returns the whole model in ``dtype`` without memory."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            decoder: Decoder = spec.model.build()
+    finally:
+        torch.set_default_dtype(previous)
+    return decoder
+
+
+def _configure_fsdp(model: Model, mesh: Mesh) -> None:
+    """Makes FSDP2 sum gradients, and reshard nothing on one data-parallel rank."""
     for module in model.fsdp_modules():
         # gloo has no PREMUL_SUM; gradients are plain sums anyway.
         module.set_force_sum_reduction_for_comms(True)
@@ -174,8 +206,6 @@ def build_model(
         if mesh.single_dp_rank and mesh.parallelism.fsdp_reshard_after_forward == "default":
             # Nothing is sharded: resharding would only cast the weights once more.
             module.set_reshard_after_forward(False, recurse=False)
-    load_folder(model, folder)
-    return model
 
 
 def _without_parallelism(

@@ -102,7 +102,7 @@ def pack_sequences(batch: TensorDict, rows: torch.Tensor, device: torch.device) 
         batch=part,
         num_tokens=total,
     )
-    return move(micro_batch, device)
+    return _to_device(micro_batch, device)
 
 
 def dummy_micro_batch(batch: TensorDict, device: torch.device) -> MicroBatch:
@@ -141,7 +141,7 @@ def pad_to(micro_batch: MicroBatch, length: int) -> MicroBatch:
     )
 
 
-def move(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+def _to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     """Returns the micro-batch on ``device``; ``rows`` stays on the CPU."""
     return micro_batch._replace(
         tokens=micro_batch.tokens.to(device),

@@ -23,7 +23,7 @@ LOSSES = {"kl": "k3"}
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of the whole tensor, whether or not FSDP has it."""
+    """Returns a copy of the full tensor, sharded by FSDP or not."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
@@ -39,7 +39,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_engine(model_folder: Path) -> Callable[..., Engine]:
-    """Returns a function from changed settings to a fresh engine on the tiny model, in float32."""
+    """Returns a function that builds an engine of the tiny model in float32 with changed settings."""
 
     def make(**changes: Any) -> Engine:
         training = {
@@ -73,7 +73,7 @@ def objective() -> Objective:
 
 
 def make_batch(seed: int = 0, length: int = LENGTH) -> TensorDict:
-    """Returns 9 rows in 3 groups of 4, 3 and 2 that share their prompts; one row has no trained token."""
+    """Returns 9 rows in 3 groups of 4, 3 and 2 that share their prompts; one row has no loss token."""
     generator = torch.Generator().manual_seed(seed)
     group_id = torch.tensor([2, 2, 2, 2, 0, 0, 0, 5, 5])
     rows = len(group_id)
@@ -109,6 +109,6 @@ def pad_columns(batch: TensorDict, length: int) -> TensorDict:
 
 
 def with_old(batch: TensorDict, engine: Engine) -> TensorDict:
-    """Returns the batch with old and reference log-probs of the engine's present policy."""
+    """Returns the batch with old and reference log-probs of the engine's current policy."""
     logprob = engine.score(batch)["logprob"]
     return batch.copy().update({"old_logprob": logprob, "ref_logprob": logprob})

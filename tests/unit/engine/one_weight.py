@@ -1,4 +1,4 @@
-"""A model of one weight under the engine's own roles and updates: sums over micro-batches, done by hand.
+"""A model of one weight in the engine's scoring and updates: sums over micro-batches by hand.
 
 Its log-prob (or value) of a label is the weight times the input token's id, so a gradient counts tokens.
 """
@@ -23,12 +23,16 @@ NO_TERMS = (0.0, 0.0)
 
 
 class OneWeightModel(ScoringModel):
-    """Every role's way from rows to micro-batches and back, around a product."""
+    """A scoring model whose forward pass is a product."""
 
     def __init__(self, *, max_tokens: int = 1, head: str = "language", pp: int = 1, tp: int = 1) -> None:
-        """Args:
-        max_tokens: of a micro-batch; 1: each group is one by itself. pp, tp: degrees of the mesh; there is
-            one process all the same.
+        """Makes a mesh of the given degrees in one process.
+
+        Args:
+            max_tokens: of a micro-batch; 1: each group is a micro-batch.
+            head: "language" or "value".
+            pp: pipeline degree of the mesh.
+            tp: tensor degree of the mesh.
         """
         self.weight = torch.nn.Parameter(torch.ones(()))
         dims = SimpleNamespace(pp=pp, tp=tp, ep_enabled=False, get_optional_mesh=lambda _: None)
@@ -54,7 +58,7 @@ class OneWeightModel(ScoringModel):
 
 
 class OneWeight:
-    """Scores, measures and updates like a model that learns; plain gradient descent, no clipping."""
+    """Scores, measures and updates like a Learner, with plain gradient descent and no clipping."""
 
     def __init__(self, *, lr: float = 0.0, **role: Any) -> None:
         self.scoring_model = OneWeightModel(**role)
@@ -82,7 +86,7 @@ class OneWeight:
 
 
 def rows_of(ids: Sequence[int], lengths: Sequence[int] | None = None) -> TensorDict:
-    """Returns one group a row: row i repeats ids[i] over lengths[i] (1) trainable places of weight 1."""
+    """Returns one group per row: row i repeats ids[i] at lengths[i] (1) loss tokens of weight 1."""
     lengths = [1] * len(ids) if lengths is None else lengths
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     tokens = torch.where(mask, torch.tensor(ids)[:, None], 0)

@@ -1,4 +1,4 @@
-"""The two ways to attend: FlexAttention's block mask on a GPU, squares and rectangles on the CPU."""
+"""FlexAttention's block mask for a GPU, and causal and full blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from titanrl.engine.packing import pack_sequences, pad_to
 LENGTH = 192
 
 
-def lines() -> torch.Tensor:
-    """Returns ``visible_until`` [2, T] of two lines; in the first, two answers part after some tokens."""
+def visible_spans() -> torch.Tensor:
+    """Returns ``visible_until`` [2, T]; in the first sequence two responses diverge."""
     batch = make_batch()
     batch["input_ids"][3, :20] = batch["input_ids"][2, :20]
     parts = [
@@ -23,7 +23,7 @@ def lines() -> torch.Tensor:
 
 
 def test_block_mask_has_causal_and_full_blocks() -> None:
-    visible_until = lines()
+    visible_until = visible_spans()
     mask = create_block_mask(mask_mod(visible_until), 2, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, LENGTH, heads, 8, generator=generator) for heads in (6, 2, 2))
@@ -33,8 +33,8 @@ def test_block_mask_has_causal_and_full_blocks() -> None:
     attention = PackedAttention.Config().build()
     for line in (0, 1):
         inputs = (x[line : line + 1] for x in (query, key, value))
-        found = attention(*inputs, attention_masks=visible_until[line : line + 1], scale=0.3)
-        torch.testing.assert_close(found, flex[line : line + 1], atol=1e-5, rtol=0)
+        actual = attention(*inputs, attention_masks=visible_until[line : line + 1], scale=0.3)
+        torch.testing.assert_close(actual, flex[line : line + 1], atol=1e-5, rtol=0)
 
 
 def test_block_mask_skips_fully_masked_blocks() -> None:
@@ -49,8 +49,8 @@ def test_attention_without_packing_is_causal_in_each_row() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(3, 9, heads, 8, generator=generator) for heads in (6, 2, 2))
     attention = PackedAttention.Config().build()
-    found = attention(query, key, value, enable_gqa=True)
+    actual = attention(query, key, value, enable_gqa=True)
     for row in range(3):
         inputs = (x[row : row + 1] for x in (query, key, value))
         alone = attention(*inputs, attention_masks=torch.full((1, 9), 9))
-        torch.testing.assert_close(found[row : row + 1], alone, atol=1e-6, rtol=0)
+        torch.testing.assert_close(actual[row : row + 1], alone, atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""Bins: whole, small enough, few; as even as they can be."""
+"""Bins hold every item once within the capacity, in few bins; balanced bins are nearly even."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from titanrl.engine.bins import balance, pack
 
 
 def lognormal(seed: int, count: int = 4096, longest: int = 4096) -> list[int]:
-    """Returns lengths as answers have them."""
+    """Returns lengths as of responses."""
     rng = random.Random(seed)
     return [max(1, min(longest, int(rng.lognormvariate(5.5, 0.8)))) for _ in range(count)]
 
 
 def first_fit_decreasing(sizes: list[int], capacity: int) -> int:
-    """Returns its number of bins."""
+    """Returns the number of bins."""
     room: list[int] = []
     for size in sorted(sizes, reverse=True):
         for index, left in enumerate(room):

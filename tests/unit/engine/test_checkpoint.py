@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run is the uninterrupted one bit for bit; half a save is never loaded."""
+"""Checkpoints: a resumed run equals the uninterrupted one bit for bit; an incomplete one is never loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., Engine]
 
 
 class Position:
-    """Stands for the loop: a counter, and a list that grows."""
+    """A replacement of the training loop's state: a counter, and a list that grows."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -74,7 +74,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
     torch.manual_seed(0)
     engine, position = start(make_engine, tmp_path / "cut", async_mode=mode)
     go_on(engine, position, objective, stop)
-    # What is written in the background is what the weights were, whatever becomes of them meanwhile.
+    # The background write holds the weights at the time of the save.
     go_on(engine, position, objective, stop + 1, saves=False)
     engine.close()
     torch.manual_seed(123)
@@ -143,7 +143,7 @@ def test_full_disk_is_reported_and_keeps_the_previous_checkpoint(
     says: str,
 ) -> None:
     def write(*_: Any, **__: Any) -> None:
-        raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a file that ends too early
+        raise RuntimeError("unexpected pos 704 vs 598")  # torch's message for a truncated file
 
     engine, position = start(make_engine, tmp_path, async_mode=mode)
     go_on(engine, position, objective, 1)

@@ -1,4 +1,4 @@
-"""What ranks tell each other, seen from one of two."""
+"""Collectives between ranks, from the view of one of two."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from titanrl.engine.collectives import all_reduce_sums
 
 
 def test_all_reduce_sums_adds_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_rank_failed_twice(parts: list[Any], mine: Sequence[Any], group: object) -> None:
+    def other_rank_failed_twice(parts: list[Any], ours: Sequence[Any], group: object) -> None:
         del group
-        parts[:] = [mine, [{"reward/a_failures": 2.0, "reward/b_failures": 0.0}]]
+        parts[:] = [ours, [{"reward/a_failures": 2.0, "reward/b_failures": 0.0}]]
 
     monkeypatch.setattr(dist, "all_gather_object", other_rank_failed_twice)
     counts = {"reward/a_failures": 1.0, "reward/b_failures": 3.0}

@@ -1,4 +1,4 @@
-"""Compiled objectives: the same numbers as eager ones, and never a stale float."""
+"""Compiled objectives: the same values as eager ones, and never a stale float."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_compiled_update_follows_every_float_and_equals_eager(make_engine: Calla
         objective = Objective(loss=loss, kl=titanrl.build("kl", {"name": "k3"}))
         for seed in (0, 1):
             batch = with_old(make_batch(seed), eager)
-            # Ratios from 1 to e, so that each bound clips another share of them.
+            # Ratios from 1 to e, so that each bound clips a different fraction of them.
             offset = torch.rand(batch["labels"].shape, generator=torch.Generator().manual_seed(seed))
             batch["old_logprob"] = batch["old_logprob"] - offset * batch["loss_mask"]
             left = eager.update(batch, objective, (0.1, 0.0))
@@ -63,7 +63,7 @@ def test_twelve_steps_of_changing_sizes_compile_each_function_at_most_twice(
 def test_compiled_blocks_are_two_graphs_over_changing_lengths(
     make_engine: Callable[..., Engine], objective: Objective
 ) -> None:
-    """Attention is one operation of tensors in them, whatever the rows share."""
+    """Attention is one operation in the compiled layers, whatever prefixes the rows share."""
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -78,5 +78,5 @@ def test_compiled_blocks_are_two_graphs_over_changing_lengths(
 
 
 def test_kernels_are_compiled_with_their_floats() -> None:
-    """tests/laws/test_loss_compiles.py shows what happens otherwise, in one process and across two."""
+    """tests/laws/test_loss_compiles.py shows the failure otherwise, in one process and across two."""
     assert torch._dynamo.config.specialize_float

@@ -1,4 +1,4 @@
-"""The engine on one process: logits, scores, gradients, and what must not change them."""
+"""The engine in one process: logits, scores, gradients, and their invariances."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Make = Callable[..., Engine]
 
 
 def gradients_of(engine: Engine) -> list[dict[str, torch.Tensor]]:
-    """Returns a list that gets every coming step's full gradients."""
-    seen: list[dict[str, torch.Tensor]] = []
+    """Returns a list to which every later step appends its full gradients."""
+    recorded: list[dict[str, torch.Tensor]] = []
     (optimizer,) = engine.policy.optimizers.optimizers
 
     def keep(*_: object) -> None:
         (group,) = optimizer.param_groups
         pairs = zip(group["param_names"], group["params"], strict=True)
-        seen.append({name: full(parameter.grad) for name, parameter in pairs})
+        recorded.append({name: full(parameter.grad) for name, parameter in pairs})
 
     optimizer.register_step_pre_hook(keep)
-    return seen
+    return recorded
 
 
 def assert_same_gradients(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], atol: float) -> None:
@@ -49,15 +49,15 @@ def test_score_equals_log_softmax_of_transformers(
     from transformers import AutoModelForCausalLM
 
     batch = make_batch()
-    found = make_engine(temperature=temperature).score(batch, ("logprob", "entropy"))
+    actual = make_engine(temperature=temperature).score(batch, ("logprob", "entropy"))
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     with torch.no_grad():
         log_pi = (model(batch["input_ids"]).logits / temperature).log_softmax(-1)
     mask = batch["loss_mask"]
     logprob = log_pi.gather(-1, batch["labels"].unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(found["logprob"], torch.where(mask, logprob, 0.0), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(actual["logprob"], torch.where(mask, logprob, 0.0), atol=2e-5, rtol=1e-5)
     entropy = -(log_pi.exp() * log_pi).sum(-1)
-    torch.testing.assert_close(found["entropy"], torch.where(mask, entropy, 0.0), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(actual["entropy"], torch.where(mask, entropy, 0.0), atol=2e-5, rtol=1e-5)
 
 
 def test_passes_use_the_temperature_that_is_set_now(make_engine: Make) -> None:
@@ -76,7 +76,7 @@ def test_update_gradient_equals_autograd_on_transformers(
 
     engine = make_engine(training={"max_norm": 1e9})
     batch = with_old(make_batch(), engine)
-    seen = gradients_of(engine)
+    recorded = gradients_of(engine)
     engine.update(batch, objective, (0.0, 0.0))
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     log_pi = model(batch["input_ids"]).logits.log_softmax(-1)
@@ -84,7 +84,7 @@ def test_update_gradient_equals_autograd_on_transformers(
     ratio = (logprob - logprob.detach()).exp()
     torch.where(batch["loss_mask"], -batch["loss_weight"] * ratio * batch["advantage"], 0.0).sum().backward()
     theirs = dict(model.named_parameters())
-    ours = seen[0]
+    ours = recorded[0]
     torch.testing.assert_close(
         ours["lm_head.weight" if "lm_head.weight" in ours else "tok_embeddings.weight"],
         theirs["model.embed_tokens.weight"].grad,
@@ -138,28 +138,28 @@ def test_score_sees_the_weights_after_an_update(make_engine: Make, objective: Ob
 
 
 def test_padding_changes_no_bit(make_engine: Make, objective: Objective) -> None:
-    seen = []
+    recorded = []
     for length in (40, 57):
         engine = make_engine()
         gradients = gradients_of(engine)
         engine.update(pad_columns(with_old(make_batch(), engine), length), objective, (0.1, 0.0))
-        seen.append(gradients[0])
-    assert all(torch.equal(value, seen[1][name]) for name, value in seen[0].items())
+        recorded.append(gradients[0])
+    assert all(torch.equal(value, recorded[1][name]) for name, value in recorded[0].items())
 
 
 @pytest.mark.parametrize("tokens", [1, 10_000])
 def test_micro_batch_size_does_not_change_the_gradient(
     make_engine: Make, objective: Objective, tokens: int
 ) -> None:
-    seen, losses = [], []
+    recorded, losses = [], []
     for budget in (120, tokens):
         engine = make_engine(training={"max_tokens_per_microbatch": budget, "max_norm": 1e9})
         gradients = gradients_of(engine)
         batch = with_old(make_batch(), engine)
         batch["old_logprob"] = batch["old_logprob"] - 0.1
         losses.append(engine.update(batch, objective, (0.1, 0.0)))
-        seen.append(gradients[0])
-    assert_same_gradients(*seen, atol=1e-6)
+        recorded.append(gradients[0])
+    assert_same_gradients(*recorded, atol=1e-6)
     assert losses[0]["loss/entropy"][1] == losses[1]["loss/entropy"][1]
     assert losses[0]["loss/entropy"][0] == pytest.approx(losses[1]["loss/entropy"][0], rel=1e-6)
 
@@ -168,8 +168,8 @@ def test_micro_batch_size_does_not_change_the_gradient(
 def test_shared_prefixes_do_not_change_the_gradient(
     make_engine: Make, objective: Objective, turns: bool
 ) -> None:
-    """The prompt of each group; with ``turns`` also more of what two of its rows begin with."""
-    seen = []
+    """The prompt of each group; with ``turns`` also a longer prefix of two of its rows."""
+    recorded = []
     for separate in (False, True):
         engine = make_engine(training={"max_norm": 1e9})
         gradients = gradients_of(engine)
@@ -181,9 +181,9 @@ def test_shared_prefixes_do_not_change_the_gradient(
         if separate:
             batch["group_id"] = torch.arange(len(batch))
         metrics = engine.update(batch, objective, (0.1, 0.0))
-        seen.append((gradients[0], metrics["update/computed_tokens"][0]))
-    assert_same_gradients(seen[0][0], seen[1][0], atol=1e-6)
-    assert seen[0][1] < seen[1][1]
+        recorded.append((gradients[0], metrics["update/computed_tokens"][0]))
+    assert_same_gradients(recorded[0][0], recorded[1][0], atol=1e-6)
+    assert recorded[0][1] < recorded[1][1]
 
 
 @pytest.mark.parametrize(("loss", "is_whole"), [("ppo_clip", False), ("clip_cov", True)])
@@ -201,14 +201,16 @@ def test_groups_are_split_if_the_loss_compares_no_rows(make_engine: Make, loss: 
 def test_activation_checkpointing_does_not_change_the_gradient(
     make_engine: Make, objective: Objective
 ) -> None:
-    seen = []
+    recorded = []
     for mode in ("none", "selective", "full"):
         engine = make_engine(activation_checkpoint=ActivationCheckpoint(mode=mode))
         gradients = gradients_of(engine)
         engine.update(with_old(make_batch(), engine), objective, (0.1, 0.0))
-        seen.append({name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients[0].items()})
-    assert_same_gradients(seen[0], seen[1], atol=1e-7)
-    assert_same_gradients(seen[0], seen[2], atol=1e-7)
+        recorded.append(
+            {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients[0].items()}
+        )
+    assert_same_gradients(recorded[0], recorded[1], atol=1e-7)
+    assert_same_gradients(recorded[0], recorded[2], atol=1e-7)
 
 
 def test_bfloat16_compute_keeps_float32_masters(make_engine: Make, objective: Objective) -> None:

@@ -1,4 +1,4 @@
-"""A run's weights as a Hugging Face folder, compared by value."""
+"""Export of a run's weights to a Hugging Face folder, compared by value."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ S, D, V, K = 600, 16, 50, 3
 def reference(
     hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the same numbers by log_softmax over full logits."""
+    """Returns the same statistics by log_softmax over full logits."""
     log_pi = (hidden @ weight.T / temperature).log_softmax(-1)
     return log_pi.gather(-1, ids), -(log_pi.exp() * log_pi).sum(-1), log_pi.exp().square().sum(-1)
 
@@ -30,7 +30,7 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three chunks of tokens, blocks of rows in each, tiles of words, summed over two parts."""
+    """Three chunks of tokens with blocks of rows, vocab tiles, gradients summed over two parts."""
     monkeypatch.setattr(logprob, "CHUNK_BYTES", 256 * V * 4)
     monkeypatch.setattr(row_kernels, "CACHED_NUMBERS", 40 * V)
     monkeypatch.setattr(logprob, "MAX_TOKENS", 400)
@@ -39,9 +39,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_head_equals_log_softmax_in_float64(temperature: float) -> None:
     hidden, weight, ids, *_ = inputs()
-    found = token_statistics(hidden, weight, ids, temperature=temperature)
+    actual = token_statistics(hidden, weight, ids, temperature=temperature)
     wanted = reference(hidden.double(), weight.double(), ids, temperature)
-    for value, expected in zip(found[:3], wanted, strict=True):
+    for value, expected in zip(actual[:3], wanted, strict=True):
         torch.testing.assert_close(value.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -50,10 +50,10 @@ def test_head_equals_log_softmax_in_float64(temperature: float) -> None:
 def test_head_gradient_equals_autograd_in_float64(temperature: float, with_entropy: bool) -> None:
     hidden, weight, ids, grad_logprob, grad_entropy = inputs(1)
     factor = 1.0 if with_entropy else 0.0
-    found = token_statistics(hidden, weight, ids, temperature=temperature)
-    total = (found.logprob * grad_logprob).sum()
+    actual = token_statistics(hidden, weight, ids, temperature=temperature)
+    total = (actual.logprob * grad_logprob).sum()
     if with_entropy:
-        total = total + (found.entropy * grad_entropy).sum()
+        total = total + (actual.entropy * grad_entropy).sum()
     total.backward()
     exact_hidden = hidden.detach().double().requires_grad_()
     exact_weight = weight.detach().double().requires_grad_()
@@ -67,8 +67,8 @@ def test_head_gradient_equals_autograd_in_float64(temperature: float, with_entro
 def test_head_gives_a_repeated_id_both_gradients() -> None:
     hidden, weight, ids, grad_logprob, _ = inputs(2)
     ids = ids[:, :1].expand(-1, 2)
-    found = token_statistics(hidden, weight, ids)
-    (found.logprob * grad_logprob[:, :2]).sum().backward()
+    actual = token_statistics(hidden, weight, ids)
+    (actual.logprob * grad_logprob[:, :2]).sum().backward()
     exact = hidden.detach().double().requires_grad_()
     logprob, *_ = reference(exact, weight.detach().double(), ids, 1.0)
     (logprob * grad_logprob[:, :2]).sum().backward()
@@ -78,12 +78,12 @@ def test_head_gives_a_repeated_id_both_gradients() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_head_returns_topk_ids_and_logprobs(temperature: float) -> None:
     hidden, weight, ids, *_ = inputs(7)
-    found = token_statistics(hidden, weight, ids, temperature=temperature, top_k=5)
+    actual = token_statistics(hidden, weight, ids, temperature=temperature, top_k=5)
     log_pi = (hidden.double() @ weight.double().T / temperature).log_softmax(-1)
     wanted = log_pi.topk(5, dim=-1)
-    assert torch.equal(found.topk_ids, wanted.indices)
-    torch.testing.assert_close(found.topk_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
-    assert not found.topk_logprob.requires_grad
+    assert torch.equal(actual.topk_ids, wanted.indices)
+    torch.testing.assert_close(actual.topk_logprob.double(), wanted.values, atol=1e-5, rtol=1e-5)
+    assert not actual.topk_logprob.requires_grad
 
 
 def test_head_gradient_does_not_depend_on_topk() -> None:
@@ -97,33 +97,33 @@ def test_head_gradient_does_not_depend_on_topk() -> None:
 
 def test_head_survives_large_logits() -> None:
     hidden, weight, ids, *_ = inputs(3)
-    found = token_statistics(hidden * 1000, weight, ids)
-    assert all(value.isfinite().all() for value in found)
-    found.logprob.sum().backward()
+    actual = token_statistics(hidden * 1000, weight, ids)
+    assert all(value.isfinite().all() for value in actual)
+    actual.logprob.sum().backward()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
 
 
 def test_head_holds_the_logits_of_one_chunk_only() -> None:
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def statistics(logits: torch.Tensor, temperature: float) -> row_kernels.RowStatistics:
-        seen.append(len(logits))
+        recorded.append(len(logits))
         return row_kernels.row_statistics(logits, temperature)
 
     hidden, weight, ids, *_ = inputs(4)
     token_statistics(hidden, weight, ids, kernels=row_kernels.Kernels(statistics, row_kernels.row_gradient))
-    assert seen == [256, 256, 88]
+    assert recorded == [256, 256, 88]
 
 
 def test_head_in_bfloat16_keeps_float32_sums() -> None:
     hidden, weight, ids, *_ = inputs(5)
-    found = token_statistics(hidden.bfloat16(), weight.bfloat16(), ids)
+    actual = token_statistics(hidden.bfloat16(), weight.bfloat16(), ids)
     wanted, *_ = reference(hidden.bfloat16().double(), weight.bfloat16().double(), ids, 1.0)
-    assert found.logprob.dtype == torch.float32
+    assert actual.logprob.dtype == torch.float32
     # Logits up to 16 are rounded to 8 bits of mantissa: steps of 1/16.
-    assert (found.logprob.double() - wanted).abs().max() < 0.1
-    assert (found.logprob.double() - wanted).abs().mean() < 0.01
+    assert (actual.logprob.double() - wanted).abs().max() < 0.1
+    assert (actual.logprob.double() - wanted).abs().mean() < 0.01
 
 
 def test_gradient_of_a_nearly_certain_token_survives_bfloat16() -> None:
@@ -140,12 +140,12 @@ def test_duplicate_id_gets_the_sum_of_its_gradients() -> None:
     hidden, weight, ids, grad_logprob, grad_entropy = inputs(7)
     ids[:, 2] = ids[:, 0]
     gradients = []
-    for found in (token_statistics(hidden, weight, ids), reference(hidden, weight, ids, 1.0)):
+    for actual in (token_statistics(hidden, weight, ids), reference(hidden, weight, ids, 1.0)):
         hidden.grad = weight.grad = None
-        ((found[0] * grad_logprob).sum() + (found[1] * grad_entropy).sum()).backward()
+        ((actual[0] * grad_logprob).sum() + (actual[1] * grad_entropy).sum()).backward()
         gradients.append((hidden.grad, weight.grad))
-    for mine, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -156,8 +156,8 @@ def test_compiled_head_equals_eager() -> None:
     gradients = []
     for kernels in (row_kernels.EAGER, compiled_kernels("inductor")):
         hidden.grad = weight.grad = None
-        found = token_statistics(hidden, weight, ids, temperature=0.7, kernels=kernels)
-        ((found.logprob * grad_logprob).sum() + (found.entropy * grad_entropy).sum()).backward()
-        gradients.append((found.logprob.detach(), hidden.grad, weight.grad))
+        actual = token_statistics(hidden, weight, ids, temperature=0.7, kernels=kernels)
+        ((actual.logprob * grad_logprob).sum() + (actual.entropy * grad_entropy).sum()).backward()
+        gradients.append((actual.logprob.detach(), hidden.grad, weight.grad))
     for eager, compiled in zip(*gradients, strict=True):
         torch.testing.assert_close(compiled, eager, atol=1e-4, rtol=1e-5)

@@ -39,9 +39,9 @@ def test_engine_models_and_ops_have_no_import_circle() -> None:
 
 def test_engine_models_and_ops_import_nothing_above_them() -> None:
     above = ("data", "rollout", "training", "eval", "serve", "recipes", "ablation", "cli")
-    found = []
+    actual = []
     for package in PACKAGES:
         for path in (ROOT / "titanrl" / package).rglob("*.py"):
             text = path.read_text()
-            found += [f"{path}: {name}" for name in above if f"titanrl.{name}" in text]
-    assert found == []
+            actual += [f"{path}: {name}" for name in above if f"titanrl.{name}" in text]
+    assert actual == []

@@ -1,4 +1,4 @@
-"""The reference is the policy until something has been trained."""
+"""The reference is the policy until the first update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders of the models that engines build from now on."""
+    """Collects the folders of the models that engines build."""
     folders: list[str] = []
     build = engine.build_model
 
@@ -80,7 +80,7 @@ def test_reference_with_other_weights_is_loaded_immediately(
     other = tiny.create(tmp_path / "other", seed=1, scale=0.2)
     live = make_engine(frozen={"reference": FrozenModel(str(other))})
     assert not live.is_policy("reference")
-    # Rounded weights are others where the policy computes in float32.
+    # Rounded weights differ if the policy computes in float32.
     rounded = make_engine(frozen={"reference": FrozenModel(str(model_folder), "bfloat16")})
     assert not rounded.is_policy("reference")
     assert len(built) == 4

@@ -1,4 +1,4 @@
-"""What stays and what passes: live tensors from step to step, memory by the number of micro-batches."""
+"""Live tensors from step to step, and peak memory by the number of micro-batches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Make = Callable[..., Engine]
 def live_bytes() -> int:
     """Returns the bytes of all tensors that Python can reach, each storage once.
 
-    Plans of attention, which are kept for the last lines, are forgotten before.
+    Clears the cached attention blocks first.
     """
     prefix_attention._blocks.cache_clear()
-    found: dict[int, int] = {}
+    actual: dict[int, int] = {}
     for each in live_tensors(torch.Tensor, torch.nn.Parameter, DTensor):
         if each.device.type == "cpu":
             storage = getattr(each, "_local_tensor", each).untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
+            actual[storage.data_ptr()] = storage.nbytes()
+    return sum(actual.values())
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_live_tensors_are_constant_from_the_second_step_on(make_engine: Make, ob
 def test_peak_does_not_grow_with_the_number_of_micro_batches(
     make_engine: Make, objective: Objective, tmp_path: Path
 ) -> None:
-    """Three times the groups in three times the micro-batches of one size."""
+    """Three times as many groups in three times as many micro-batches of the same size."""
     engine = make_engine()
     one = with_old(make_batch(), engine)
     three = torch.cat([one, one, one])
@@ -61,9 +61,9 @@ def test_peak_does_not_grow_with_the_number_of_micro_batches(
     three["loss_weight"] = three["loss_weight"] / 3
     peaks = []
     for batch in (one, three):
-        engine.update(batch, objective, (0.0, 0.0))  # Moments are made in the first.
+        engine.update(batch, objective, (0.0, 0.0))  # The first step creates the moments.
         peaks.append(peak_bytes(lambda batch=batch: engine.update(batch, objective, (0.0, 0.0)), tmp_path))
-    # Beforehand only indices of the rows are laid out; three times the activations would double the peak.
+    # Micro-batches are small until they are computed; three times the activations would double the peak.
     assert peaks[1] <= 1.2 * peaks[0], peaks
 
 
@@ -71,8 +71,8 @@ def test_peak_does_not_grow_with_the_number_of_micro_batches(
 def test_parameter_count_equals_the_models(tmp_path: Path, make_engine: Make, family: str) -> None:
     folder = create(tmp_path / "model", model_type=family, layers=3, scale=0.2)  # type: ignore[arg-type]
     engine = make_engine(model=str(folder))
-    found = sum(parameter.numel() for parameter in engine.policy.scoring_model.model.parameters())
-    assert sum(parameters(read_config(folder), is_value_model=False)) == found
+    actual = sum(parameter.numel() for parameter in engine.policy.scoring_model.model.parameters())
+    assert sum(parameters(read_config(folder), is_value_model=False)) == actual
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the kernel once, not again as long as no more is held."""
+"""Freed memory is returned to the kernel once, and again only if the process has grown."""
 
 from __future__ import annotations
 

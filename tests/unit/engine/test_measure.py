@@ -1,4 +1,4 @@
-"""Held-out metrics: those of an update that is not made; and losses on pairs, however rows are laid out."""
+"""Held-out metrics equal those of an update; losses on pairs do not depend on the packing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COEFFICIENTS = (0.0, 0.0)
 
 
 def pairs() -> TensorDict:
-    """Returns five pairs of rows of unlike lengths, each of a prompt of its own; one side is empty."""
+    """Returns five pairs of rows of different lengths, each with its own prompt; one row is empty."""
     generator = torch.Generator().manual_seed(0)
     raw = torch.randint(4, 90, (2 * PAIRS, 24), generator=generator)
     mask = torch.zeros(2 * PAIRS, 23, dtype=torch.bool)
@@ -45,8 +45,8 @@ def pairs() -> TensorDict:
 
 def measured(engine: Engine, batch: TensorDict, table: dict[str, Any]) -> dict[str, float]:
     objective = Objective(loss=titanrl.build("loss", table))
-    found = means(engine.measure(batch, objective, COEFFICIENTS))
-    return {name: value for name, value in found.items() if name.startswith("loss/")}
+    actual = means(engine.measure(batch, objective, COEFFICIENTS))
+    return {name: value for name, value in actual.items() if name.startswith("loss/")}
 
 
 def test_measure_gives_the_metrics_of_an_update_without_updating(
@@ -77,8 +77,8 @@ def test_pair_loss_does_not_depend_on_the_layout(make_engine: Callable[..., Engi
         "padded": measured(make_engine(), pad_columns(batch, 40), table),
         "alone": measured(make_engine(training=small), batch, table),
     }
-    for layout, found in layouts.items():
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6), layout
+    for layout, actual in layouts.items():
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6), layout
 
 
 def test_swapped_pairs_have_the_opposite_margin(make_engine: Callable[..., Engine]) -> None:

@@ -31,8 +31,8 @@ def test_entropy_is_averaged_with_the_length_of_its_own_row(max_tokens: int) -> 
     batch = rows_of([1, 2, 3], lengths=[3, 1, 2])
     model = OneWeight(max_tokens=max_tokens)
     assert model.score(batch, ("entropy",))["entropy"].sum(1).tolist() == [3, 2, 6]
-    found = means(model.measure(batch, SUPERVISED, NO_TERMS))
-    assert found["loss/entropy"] == pytest.approx(11 / 6)
+    actual = means(model.measure(batch, SUPERVISED, NO_TERMS))
+    assert actual["loss/entropy"] == pytest.approx(11 / 6)
 
 
 # ---------------------------------------------- dummy micro-batches, sums and norms
@@ -62,8 +62,8 @@ def test_packed_sequence_is_padded_to_a_multiple_of_tensor_parallel_ranks(tokens
 @pytest.mark.parametrize("max_tokens", [1, 2, 100])
 def test_every_micro_batch_is_in_the_gradient(max_tokens: int) -> None:
     model = OneWeight(lr=0.5, max_tokens=max_tokens)
-    found = model.update(rows_of([1, 2, 3]), SUPERVISED, NO_TERMS)
-    assert found["update/grad_norm"] == (6.0, 1.0)
+    actual = model.update(rows_of([1, 2, 3]), SUPERVISED, NO_TERMS)
+    assert actual["update/grad_norm"] == (6.0, 1.0)
     assert model.scoring_model.weight.item() == 1 + 0.5 * 6
     assert model.update(rows_of([1, 2]), SUPERVISED, NO_TERMS)["update/grad_norm"] == (3.0, 1.0)
 
@@ -74,8 +74,8 @@ def test_grad_norm_is_that_of_the_normalized_sum(max_tokens: int) -> None:
     batch["loss_weight"] = titanrl.build("aggregation", {"name": "token_mean"})(
         batch["loss_mask"], batch["group_id"]
     )
-    found = OneWeight(max_tokens=max_tokens).update(batch, SUPERVISED, NO_TERMS)
-    assert found["update/grad_norm"] == (1.0, 1.0)
+    actual = OneWeight(max_tokens=max_tokens).update(batch, SUPERVISED, NO_TERMS)
+    assert actual["update/grad_norm"] == (1.0, 1.0)
 
 
 # ----------------------------------------------------------- content of a micro-batch

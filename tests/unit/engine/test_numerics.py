@@ -33,8 +33,8 @@ def test_positions_restart_at_every_packed_row() -> None:
         {"input_ids": ids, "labels": ids, "loss_mask": mask, "group_id": torch.tensor([0, 1])},
         batch_size=[2],
     )
-    found = pack_sequences(rows, torch.arange(2), torch.device("cpu"))
-    assert found.positions.tolist() == [[0, 1, 2, 0, 1]]
+    actual = pack_sequences(rows, torch.arange(2), torch.device("cpu"))
+    assert actual.positions.tolist() == [[0, 1, 2, 0, 1]]
 
 
 def test_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engine: Make) -> None:
@@ -48,15 +48,15 @@ def test_rotary_angles_are_float32_in_a_bfloat16_model(tmp_path: Path, make_engi
         buffer for part in engine.modules for name, buffer in part.named_buffers() if name.endswith("cache")
     }
     frequency = 10000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-    wanted = torch.polar(torch.ones(32, dtype=torch.float64), 8191 * frequency)
+    expected = torch.polar(torch.ones(32, dtype=torch.float64), 8191 * frequency)
     assert cache.dtype == torch.complex64
-    torch.testing.assert_close(cache[8191].to(torch.complex128), wanted, atol=1e-3, rtol=0)
+    torch.testing.assert_close(cache[8191].to(torch.complex128), expected, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("longest", "divisor", "wanted"), [(1, 1, 64), (64, 2, 64), (65, 2, 128), (1, 3, 192)]
+    ("longest", "divisor", "expected"), [(1, 1, 64), (64, 2, 64), (65, 2, 128), (1, 3, 192)]
 )
 def test_pipeline_sequence_length_is_divisible_by_tensor_parallel_ranks(
-    longest: int, divisor: int, wanted: int
+    longest: int, divisor: int, expected: int
 ) -> None:
-    assert padded_length(longest, divisor) == wanted
+    assert padded_length(longest, divisor) == expected

@@ -1,4 +1,4 @@
-"""Frozen models whose weights wait in CPU memory: where they are, and that nothing else changes."""
+"""Frozen models with weights in CPU memory: their device, and equal results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture
 def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchTitan pins offloaded weights, which takes a GPU; all else of FSDP2's offloading works without."""
+    """TorchTitan pins offloaded weights, which needs a GPU; the rest of FSDP2's offloading does not."""
     policy = partial(CPUOffloadPolicy, pin_memory=False)
     monkeypatch.setattr(torchtitan.distributed.fsdp, "CPUOffloadPolicy", policy)
 
@@ -47,11 +47,13 @@ def test_offloaded_weights_are_gathered_from_cpu_memory_and_freed(
 ) -> None:
     folder = str(tiny.create(tmp_path / "model", model_type=family, scale=0.2))
     engine, batch = make_engine(), make_batch()
-    here, offloaded = (engine._role(folder, frozen_dtype="float32", offload=each) for each in (False, True))
-    found = offloaded.score(batch, ("logprob", "entropy"))
+    here, offloaded = (
+        engine._scoring_model(folder, frozen_dtype="float32", offload=each) for each in (False, True)
+    )
+    actual = offloaded.score(batch, ("logprob", "entropy"))
     for key, value in here.score(batch, ("logprob", "entropy")).items():
-        assert torch.equal(found[key], value)
-    assert float(found["logprob"].abs().max()) > 1
+        assert torch.equal(actual[key], value)
+    assert float(actual["logprob"].abs().max()) > 1
     assert not any(each.offload_to_cpu for each in fsdp_parameters(here))
     for each in fsdp_parameters(offloaded):
         assert each.offload_to_cpu
@@ -60,9 +62,9 @@ def test_offloaded_weights_are_gathered_from_cpu_memory_and_freed(
 
 
 def test_offloaded_model_has_its_buffers_on_the_device(make_engine: Make, tmp_path: Path) -> None:
-    """``meta`` stands for the device here."""
+    """The ``meta`` device represents the GPU."""
     folder = str(tiny.create(tmp_path / "model", model_type="deepseek_v3", scale=0.2))
-    (part,) = make_engine()._role(folder, frozen_dtype="float32").model.parts
+    (part,) = make_engine()._scoring_model(folder, frozen_dtype="float32").model.parts
     allocate(part, torch.device("meta"), offload=True)
     assert {each.device.type for each in part.parameters()} == {"cpu"}
     assert {each.device.type for each in part.buffers()} == {"meta"}
@@ -87,16 +89,16 @@ def test_offloaded_model_takes_no_gpu_memory_between_passes(make_engine: Make) -
     engine, batch = make_engine(), make_batch()
     folder = engine._config.model
     before = torch.cuda.memory_allocated()
-    offloaded = engine._role(folder, frozen_dtype="float32", offload=True)
-    found = offloaded.score(batch)["logprob"]
+    offloaded = engine._scoring_model(folder, frozen_dtype="float32", offload=True)
+    actual = offloaded.score(batch)["logprob"]
     assert all(each.sharded_param.is_pinned() for each in fsdp_parameters(offloaded))
     held = torch.cuda.memory_allocated() - before
     assert held < sum(each.nbytes for each in offloaded.model.parameters()) / 4
-    torch.testing.assert_close(found, engine.score(batch)["logprob"])
+    torch.testing.assert_close(actual, engine.score(batch)["logprob"])
 
 
 def test_memory_estimate_moves_offloaded_weights_to_the_host(model_folder: Path) -> None:
-    """It is gathered for a scoring pass, when there are no activations: the larger of the two counts."""
+    """It is unsharded for a scoring pass, when there are no activations: the larger of the two counts."""
     config = read_config(str(model_folder))
 
     def parts(offload: bool, tokens: int) -> dict[str, tuple[int, bool]]:
@@ -112,8 +114,8 @@ def test_memory_estimate_moves_offloaded_weights_to_the_host(model_folder: Path)
             offload=offload,
         )
         training = Training(max_tokens_per_microbatch=tokens)
-        found = estimate_memory([policy, reference], Parallelism(), training, ActivationCheckpoint(), 2)
-        return {each.name: (each.size, each.is_on_host) for each in found}
+        actual = estimate_memory([policy, reference], Parallelism(), training, ActivationCheckpoint(), 2)
+        return {each.name: (each.size, each.is_on_host) for each in actual}
 
     for tokens, larger in ((1, "reference: gathered weights"), (1000, "activations")):
         here, offloaded = parts(False, tokens), parts(True, tokens)

@@ -1,4 +1,4 @@
-"""Micro-batches: which rows go together, and where their tokens stand."""
+"""Micro-batches: assignment of rows, and the layout of packed sequences."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from titanrl.engine.packing import MicroBatch, assign_micro_batches, dummy_micro
 CPU = torch.device("cpu")
 
 
-def seen(micro_batch: MicroBatch) -> torch.Tensor:
-    """Returns [T, T] bool, which token (row) sees which (column)."""
+def visibility(micro_batch: MicroBatch) -> torch.Tensor:
+    """Returns [T, T] bool, whether a token (row) sees a token (column)."""
     number = torch.arange(micro_batch.tokens.shape[1])
     return (number[:, None] >= number) & (number[:, None] < micro_batch.visible_until)
 
 
-def assert_rows_are_whole(batch: TensorDict, micro_batch: MicroBatch) -> None:
-    """Each trained label is predicted from a token that sees its own row up to there and nothing else."""
+def assert_rows_are_complete(batch: TensorDict, micro_batch: MicroBatch) -> None:
+    """Each loss token is predicted from a token that sees exactly its row up to that position."""
     width = micro_batch.batch["labels"].shape[1]
-    sees = seen(micro_batch)
+    sees = visibility(micro_batch)
     for token, place in zip(
         micro_batch.gather_index.tolist(), micro_batch.scatter_index.tolist(), strict=True
     ):
         row, position = divmod(place, width)
-        wanted = batch["input_ids"][micro_batch.rows[row], : position + 1]
-        assert micro_batch.tokens[0, sees[token]].tolist() == wanted.tolist()
+        expected = batch["input_ids"][micro_batch.rows[row], : position + 1]
+        assert micro_batch.tokens[0, sees[token]].tolist() == expected.tolist()
         assert micro_batch.positions[0, sees[token]].tolist() == list(range(position + 1))
 
 
@@ -47,9 +47,9 @@ def test_assign_micro_batches_keeps_groups_whole_within_the_budget(
     ids = torch.randint(2, (len(group_id), 6), generator=generator)
     batch = TensorDict({"input_ids": ids, "loss_mask": mask, "group_id": group_id}, batch_size=[len(ids)])
     parts = assign_micro_batches(batch, max_tokens)
-    seen = torch.cat(parts).tolist() if parts else []
+    recorded = torch.cat(parts).tolist() if parts else []
     live = [row for row in range(len(group_id)) if mask[group_id == group_id[row]].any()]
-    assert sorted(seen) == live
+    assert sorted(recorded) == live
     for part in parts:
         groups = group_id[part].unique()
         assert len(part) == sum(int((group_id == group).sum()) for group in groups)
@@ -66,7 +66,7 @@ def test_assign_micro_batches_keeps_groups_whole_within_the_budget(
 def test_packing_computes_each_distinct_prefix_once(
     sizes: list[int], length: int, density: float, seed: int
 ) -> None:
-    """Two token ids make rows that part anywhere, end within each other, or are equal."""
+    """Two token ids give rows that diverge anywhere, are prefixes of each other, or are equal."""
     generator = torch.Generator().manual_seed(seed)
     group_id = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     ids = torch.randint(2, (len(group_id), length), generator=generator)
@@ -84,11 +84,11 @@ def test_packing_computes_each_distinct_prefix_once(
     assert micro_batch.num_tokens == max(1, len(distinct))
     assert len(micro_batch.gather_index) == max(1, int(mask.sum()))
     if mask.any():
-        assert_rows_are_whole(batch, micro_batch)
+        assert_rows_are_complete(batch, micro_batch)
 
 
 def test_packing_computes_shared_turns_once() -> None:
-    """A conversation cut after each of its turns, and a second one that parts after the first turn."""
+    """A conversation cut after each turn, and a second one that diverges after the first turn."""
     conversation, other = list(range(10, 22)), [*range(10, 15), *range(30, 37)]
     ids = torch.tensor([conversation, other, conversation, conversation])
     mask = torch.zeros(4, 12, dtype=torch.bool)
@@ -100,7 +100,7 @@ def test_packing_computes_shared_turns_once() -> None:
     )
     micro_batch = pack_sequences(batch, torch.arange(4), CPU)
     assert micro_batch.num_tokens == 12 + 6
-    assert_rows_are_whole(batch, micro_batch)
+    assert_rows_are_complete(batch, micro_batch)
 
 
 def test_row_without_loss_tokens_adds_no_computation() -> None:
@@ -131,11 +131,11 @@ def test_packing_shares_no_prefix_between_groups() -> None:
     batch["group_id"] = torch.arange(len(batch))
     micro_batch = pack_sequences(batch, torch.arange(3), CPU)
     assert micro_batch.num_tokens == int(length[:3].sum())
-    assert_rows_are_whole(batch, micro_batch)
+    assert_rows_are_complete(batch, micro_batch)
 
 
 def test_assign_micro_batches_splits_a_large_group_if_rows_are_not_compared() -> None:
-    """Each part has a copy of the prompt; rows that have more in common stay together."""
+    """Each part has a copy of the prompt; rows with longer shared prefixes stay together."""
     prompt, ids = [1] * 6, torch.zeros(6, 10, dtype=torch.int64)
     for row, answer in enumerate(
         ([5, 5, 5, 5], [7, 7, 7, 7], [5, 5, 5, 6], [8, 8, 8, 8], [7, 7, 9, 9], [3] * 4)
@@ -179,8 +179,8 @@ def test_pad_to_leaves_real_tokens_where_they_are() -> None:
     old = micro_batch.tokens.shape[1]
     padded = pad_to(micro_batch, old + 70)
     assert padded.tokens.shape == padded.positions.shape == (1, old + 70)
-    assert seen(padded)[:old, :old].equal(seen(micro_batch))
-    assert seen(padded)[old:].equal(torch.eye(old + 70, dtype=torch.bool)[old:])
+    assert visibility(padded)[:old, :old].equal(visibility(micro_batch))
+    assert visibility(padded)[old:].equal(torch.eye(old + 70, dtype=torch.bool)[old:])
 
 
 def test_dummy_micro_batch_has_no_loss_tokens() -> None:

@@ -55,7 +55,7 @@ def test_logprobs_do_not_depend_on_padding_or_neighbouring_rows(
     expected = torch.stack([log_pi[2, ANSWER[0]], log_pi[3, ANSWER[1]]])
     engine = make_engine(training={"max_tokens_per_microbatch": max_tokens})
     batch = LAYOUTS[layout]
-    found = engine.score(batch)["logprob"]
+    actual = engine.score(batch)["logprob"]
     (row,) = (i for i, length in enumerate(batch["loss_mask"].sum(1)) if length == len(ANSWER))
-    torch.testing.assert_close(found[row][batch["loss_mask"][row]], expected, atol=1e-5, rtol=0)
-    assert not found[~batch["loss_mask"]].any()
+    torch.testing.assert_close(actual[row][batch["loss_mask"][row]], expected, atol=1e-5, rtol=0)
+    assert not actual[~batch["loss_mask"]].any()

@@ -62,18 +62,18 @@ def test_wpo_equals_plain_torch_with_the_weight_held_constant(
     make_engine: Callable[..., Engine], model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(training={"max_norm": 1e9})
-    found: dict[str, torch.Tensor] = {}
+    actual: dict[str, torch.Tensor] = {}
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                found[name] = full(parameter.grad)
+                actual[name] = full(parameter.grad)
 
     for optimizer in engine.policy.optimizers.optimizers:
         optimizer.register_step_pre_hook(keep)
     loss = titanrl.build("loss", {"name": "dpo", "beta": BETA, "weighting": "wpo"})
     metrics = engine.update(pairs(), Objective(loss=loss), (0.0, 0.0))
-    wanted, gradients = reference(model_folder, pairs())
-    assert metrics["loss/total"][0] == pytest.approx(wanted, rel=1e-5)
+    expected, gradients = reference(model_folder, pairs())
+    assert metrics["loss/total"][0] == pytest.approx(expected, rel=1e-5)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(actual[name], gradient, atol=1e-6, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""A folder read, computed and written again: the logits, names, numbers and tied rule of transformers."""
+"""Load, forward pass and export of a folder agree with transformers: logits, names, values, tied weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Family = Literal["llama", "qwen3", "qwen3_moe", "deepseek_v3"]
 def test_export_of_an_imported_model_keeps_its_weights(
     tmp_path: Path, make_engine: Make, family: Family, tied: bool
 ) -> None:
-    """Of 11 layers and 12 experts: in order of their names number 10 stands before number 2."""
+    """11 layers and 12 experts, because in order of names number 10 comes before number 2."""
     from transformers import AutoModelForCausalLM
 
     folder = tiny.create(tmp_path / "model", model_type=family, layers=11, experts=12, tied=tied, scale=0.2)
@@ -50,10 +50,10 @@ def test_export_of_an_imported_model_keeps_its_weights(
     sent = dict(engine.weights())
     engine.export(tmp_path / "exported")
     written = load_file(tmp_path / "exported" / "model.safetensors")
-    for found in (sent, written):
-        assert found.keys() == stored.keys()
-        assert all(torch.equal(found[name], value) for name, value in stored.items())
-        assert all(found[name].dtype == value.dtype for name, value in stored.items())
+    for actual in (sent, written):
+        assert actual.keys() == stored.keys()
+        assert all(torch.equal(actual[name], value) for name, value in stored.items())
+        assert all(actual[name].dtype == value.dtype for name, value in stored.items())
     before, after = (
         json.loads((each / "config.json").read_text()) for each in (folder, tmp_path / "exported")
     )
@@ -68,7 +68,7 @@ def test_export_of_an_imported_model_keeps_its_weights(
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> None:
-    """Router and experts get the gradient of transformers' model."""
+    """Router and experts have the gradients of transformers' model."""
     from transformers import AutoModelForCausalLM
 
     from tests.unit.engine.conftest import full, make_batch, with_old
@@ -78,13 +78,13 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
     folder = tiny.create(tmp_path / "model", model_type=family, tied=False, scale=0.2)
     engine = make_engine(model=str(folder), training={"max_norm": 1e9})
     batch = with_old(make_batch(), engine)
-    seen: dict[str, torch.Tensor] = {}
+    recorded: dict[str, torch.Tensor] = {}
     (optimizer,) = engine.policy.optimizers.optimizers
 
     def keep(*_: object) -> None:
         (group,) = optimizer.param_groups
         pairs = zip(group["param_names"], group["params"], strict=True)
-        seen.update({name: full(parameter.grad) for name, parameter in pairs})
+        recorded.update({name: full(parameter.grad) for name, parameter in pairs})
 
     optimizer.register_step_pre_hook(keep)
     engine.update(batch, Objective(loss=build("loss", {"name": "ppo_clip"})), (0.0, 0.0))
@@ -102,6 +102,6 @@ def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> Non
         f"{moe}.routed_experts.inner_experts.w3_EFD": up,
         f"{moe}.routed_experts.inner_experts.w2_EDF": theirs[f"{mlp}.experts.down_proj"].grad,
     }
-    for name, wanted in pairs.items():
-        assert float(wanted.abs().max()) > 1e-4
-        torch.testing.assert_close(seen[name], wanted, atol=1e-6, rtol=1e-4, msg=name)
+    for name, expected in pairs.items():
+        assert float(expected.abs().max()) > 1e-4
+        torch.testing.assert_close(recorded[name], expected, atol=1e-6, rtol=1e-4, msg=name)

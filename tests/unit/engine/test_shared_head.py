@@ -1,4 +1,4 @@
-"""A critic's head on the policy's body: both answers of one pass, one gradient, and who never sees it."""
+"""A critic's head on the policy's backbone: both outputs of one pass, one gradient, no export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def head_of(engine: Engine) -> torch.Tensor:
 
 
 def with_head(engine: Engine) -> torch.Tensor:
-    """Gives the critic's head weights that are not zero, and returns them, [D]."""
+    """Sets the critic's head to weights that are not zero, and returns them, [D]."""
     weight = head_of(engine)
     weight.copy_(torch.linspace(-1, 2, weight.shape[1]))
     return weight[0].clone()
@@ -54,8 +54,8 @@ def with_head(engine: Engine) -> torch.Tensor:
 
 def scored(engine: Engine) -> TensorDict:
     batch = make_batch()
-    found = engine.score(batch, ("logprob", "value"))
-    batch.update({"old_logprob": found["logprob"], "value": found["value"]})
+    actual = engine.score(batch, ("logprob", "value"))
+    batch.update({"old_logprob": actual["logprob"], "value": actual["value"]})
     batch["returns"] = batch["value"] + batch["advantage"] * 2
     return batch
 
@@ -79,7 +79,7 @@ def test_shared_head_computes_policy_and_value_in_one_pass(
     torch.testing.assert_close(batch["value"], torch.where(mask, values, 0.0), atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(batch["old_logprob"], torch.where(mask, logprob, 0.0), atol=2e-5, rtol=1e-5)
 
-    seen = gradients_of(engine)
+    recorded = gradients_of(engine)
     metrics = engine.update(batch, objective, (0.0, 0.0))
     ratio = (logprob - logprob.detach()).exp()
     weight = torch.where(mask, batch["loss_weight"], 0.0)
@@ -89,13 +89,13 @@ def test_shared_head_computes_policy_and_value_in_one_pass(
     assert metrics["critic/loss"] == (pytest.approx(float(regression.detach()), rel=1e-5), 1.0)
     assert metrics["loss/total"] == (pytest.approx(float(total.detach()), rel=1e-4), 1.0)
     theirs = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for ours, wanted in (
+    for ours, expected in (
         ("lm_head.value.weight", head.grad[None]),
         ("norm.weight", theirs["model.norm.weight"]),
         ("layers.0.feed_forward.w1.weight", theirs["model.layers.0.mlp.gate_proj.weight"]),
         ("tok_embeddings.weight", theirs["model.embed_tokens.weight"]),
     ):
-        error = (seen[0][ours] - wanted).abs().max() / wanted.abs().max()
+        error = (recorded[0][ours] - expected).abs().max() / expected.abs().max()
         assert error < 1e-5, f"{ours}: {float(error):.1e}"
 
 
@@ -106,7 +106,7 @@ def test_value_head_of_a_shared_critic_is_only_in_checkpoints(
     engine = make_engine(critic=SHARED, checkpoints=tmp_path / "checkpoints", checkpoint=table)
     plain = make_engine()
     batch = scored(engine)
-    assert not batch["value"].any()  # A new head says 0 everywhere.
+    assert not batch["value"].any()  # A new head gives 0 everywhere.
     assert torch.equal(batch["old_logprob"], plain.score(batch)["logprob"])
     engine.update(batch, objective, (0.0, 0.0))
     engine.save(1)
@@ -139,18 +139,18 @@ def test_checkpoint_restores_the_critics_head(
     engine.close()
     again = make_engine(**options)
     assert again.load()
-    seen = []
+    recorded = []
     for each in (engine, again):
         each.update(batch, objective, (0.0, 0.0))
-        seen.append(each.score(batch, ("value",))["value"])
+        recorded.append(each.score(batch, ("value",))["value"])
     again.close()
-    assert seen[0].any()
-    assert torch.equal(*seen)
+    assert recorded[0].any()
+    assert torch.equal(*recorded)
 
 
 @pytest.mark.slow
 def test_compiled_update_equals_eager(make_engine: Make, objective: Objective) -> None:
-    seen = []
+    recorded = []
     for enable in (False, True):
         compile = Compile(enable=enable, components=("loss",), backend="aot_eager")
         engine = make_engine(critic=SHARED, compile=compile)
@@ -158,8 +158,8 @@ def test_compiled_update_equals_eager(make_engine: Make, objective: Objective) -
         batch = scored(engine)
         gradients = gradients_of(engine)
         metrics = engine.update(batch, objective, (0.0, 0.0))
-        seen.append((metrics, gradients[0]))
-    (eager, of_eager), (compiled, of_compiled) = seen
+        recorded.append((metrics, gradients[0]))
+    (eager, of_eager), (compiled, of_compiled) = recorded
     assert compiled.keys() == eager.keys()
     for name, (value, count) in eager.items():
         assert compiled[name] == (pytest.approx(value, rel=1e-4, abs=1e-6), count), name
@@ -182,9 +182,9 @@ def test_policy_pass_computes_the_final_value_too(make_engine: Make) -> None:
     with_head(engine)
     batch = make_batch()
     plain = engine.score(batch, ("logprob", "entropy", "value"))
-    found = critic_values(engine.policy, batch, ("logprob", "entropy", "value", "final_value"))
-    assert found.keys() == {*plain, "final_value"}
+    actual = critic_values(engine.policy, batch, ("logprob", "entropy", "value", "final_value"))
+    assert actual.keys() == {*plain, "final_value"}
     for key, value in plain.items():
-        torch.testing.assert_close(found[key], value, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[key], value, atol=2e-6, rtol=1e-5)
     trained = batch["loss_mask"].any(-1)
-    assert (found["final_value"] != 0).equal(trained)
+    assert (actual["final_value"] != 0).equal(trained)

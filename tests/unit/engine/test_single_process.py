@@ -32,7 +32,7 @@ def test_fsdp_wraps_only_modules_with_mixed_precision(
 def test_steps_are_bitwise_those_under_fsdp(
     make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over several micro-batches a step; the second step's moments too."""
+    """Over several micro-batches per step, and two steps because of the moments."""
     bare = make_engine()
     monkeypatch.setattr(build, "needs_fsdp", lambda *_, **__: True)
     wrapped = make_engine()

@@ -1,4 +1,4 @@
-"""Value models on one process: values, gradients, new heads, folders in and out."""
+"""Value models in one process: values, gradients, new heads, loading and export."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def objective() -> Objective:
 
 
 def transformers_values(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Returns [N, L] the score at every position, with gradients to the weights of a fresh model."""
+    """Returns [N, L] the score at every position, with gradients for the weights of a new model."""
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
@@ -51,7 +51,7 @@ def test_value_head_is_a_float32_product_of_selected_states() -> None:
         HeadQuery(torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.int64), temperature=0.1)
     ):
         values = head(hidden)
-    # 257.5 has no bfloat16: 258 is what a product in bfloat16 gives.
+    # 257.5 is not representable in bfloat16: a product in bfloat16 gives 258.
     assert values.tolist() == [257.5, 1.0]
     assert values.dtype == torch.float32
     assert head(hidden).tolist() == [[1.0, 257.5, 3.0]]
@@ -76,12 +76,12 @@ def test_values_and_export_equal_transformers(tmp_path: Path, make_engine: Make,
     folder = tiny.create(tmp_path / "model", model_type=family, head="value", scale=0.2)
     engine = make_engine(model=str(folder), head="value", temperature=0.5)
     batch = make_batch()
-    found = engine.score(batch, ("value", "logprob"))
+    actual = engine.score(batch, ("value", "logprob"))
     expected = transformers_values(folder, batch["input_ids"])
     wanted = torch.where(batch["loss_mask"], expected, 0.0)
     assert wanted.abs().max() > 0.5
-    torch.testing.assert_close(found["value"], wanted, atol=2e-5, rtol=1e-5)
-    assert not found["logprob"].any()
+    torch.testing.assert_close(actual["value"], wanted, atol=2e-5, rtol=1e-5)
+    assert not actual["logprob"].any()
     engine.export(tmp_path / "exported")
     exported = transformers_values(tmp_path / "exported", batch["input_ids"])
     torch.testing.assert_close(exported, expected, atol=1e-6, rtol=1e-6)
@@ -153,7 +153,7 @@ def test_update_gradient_equals_autograd_on_transformers(
     mask = batch["loss_mask"]
     batch["value"] = engine.score(batch, ("value",))["value"]
     batch["returns"] = torch.where(mask, batch["value"] + batch["advantage"], 0.0)
-    seen = gradients_of(engine)
+    recorded = gradients_of(engine)
     metrics = engine.update(batch, objective, (0.0, 0.0))
     model = AutoModelForSequenceClassification.from_pretrained(value_folder, dtype=torch.float32)
     values = model.score(model.model(batch["input_ids"]).last_hidden_state).squeeze(-1)
@@ -167,22 +167,22 @@ def test_update_gradient_equals_autograd_on_transformers(
         ("layers.0.feed_forward.w1.weight", "model.layers.0.mlp.gate_proj.weight"),
         ("tok_embeddings.weight", "model.embed_tokens.weight"),
     ):
-        torch.testing.assert_close(seen[0][ours], theirs[name].grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(recorded[0][ours], theirs[name].grad, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_compiled_update_of_values_is_one_graph_and_equals_eager(
     make_engine: Make, value_folder: Path, objective: Objective
 ) -> None:
-    seen = []
+    recorded = []
     for enable in (False, True):
         compile = Compile(enable=enable, components=("loss",), backend="aot_eager")
         engine = make_engine(model=str(value_folder), head="value", compile=compile)
         batch = make_batch()
         batch["value"] = batch["advantage"] / 2
         batch["returns"] = batch["advantage"]
-        seen.append([engine.update(batch, objective, (0.0, 0.0)) for _ in range(2)])
-    for eager, compiled in zip(*seen, strict=True):
+        recorded.append([engine.update(batch, objective, (0.0, 0.0)) for _ in range(2)])
+    for eager, compiled in zip(*recorded, strict=True):
         assert compiled.keys() == eager.keys()
         for name, (value, count) in eager.items():
             assert compiled[name] == (pytest.approx(value, rel=1e-4, abs=1e-6), count), name

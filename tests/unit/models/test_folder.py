@@ -1,4 +1,4 @@
-"""What a model folder must hold, and what is said when it doesn't."""
+"""Checks of model folders and their messages."""
 
 from __future__ import annotations
 

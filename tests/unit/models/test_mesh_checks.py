@@ -1,4 +1,4 @@
-"""Degrees that a mesh or a model cannot have, with the numbers and the nearest that it can."""
+"""Invalid degrees of a mesh or a model are refused with the nearest valid ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
 
 
 @pytest.mark.parametrize(
-    ("number", "possible", "wanted"),
+    ("number", "possible", "expected"),
     [(3, [1, 2, 4, 8], "2 or 4"), (4, [1, 2, 4], "4"), (9, [1, 3], "3"), (1, [2, 4], "2")],
 )
-def test_nearest_valid_degrees_are_below_and_above(number: int, possible: list[int], wanted: str) -> None:
-    assert nearest(number, possible) == wanted
+def test_nearest_valid_degrees_are_below_and_above(number: int, possible: list[int], expected: str) -> None:
+    assert nearest(number, possible) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Getting and importing models, without a network."""
+"""Get and import models without a network."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ def test_gguf_round_trip_keeps_the_weights(tmp_path: Path) -> None:
 
     weights = write(gguf, tmp_path / "tiny.gguf")
     target = import_model(tmp_path / "tiny.gguf", tmp_path / "copy", log=str)
-    found = load_file(target / "model.safetensors")
+    actual = load_file(target / "model.safetensors")
     for name, value in weights.items():
-        assert torch.equal(found[name].float(), torch.from_numpy(value).bfloat16().float()), name
+        assert torch.equal(actual[name].float(), torch.from_numpy(value).bfloat16().float()), name
     assert "quantization_config" not in (target / "config.json").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Writes a tiny Llama as a GGUF file, the way llama.cpp names things."""
+"""Writes a tiny Llama as a GGUF file with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = {
 
 
 def permuted(weight: np.ndarray) -> np.ndarray:
-    """llama.cpp stores rotary halves interleaved."""
+    """Returns a matrix with rotary halves interleaved, as llama.cpp stores them."""
     return weight.reshape(HEADS, 2, WIDTH // HEADS // 2, WIDTH).swapaxes(1, 2).reshape(weight.shape)
 
 
 def write(gguf: Any, path: Path) -> dict[str, np.ndarray]:
-    """Writes the file; returns the weights under their Hugging Face names."""
+    """Writes the file and returns the weights by their Hugging Face names."""
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)

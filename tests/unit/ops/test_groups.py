@@ -1,4 +1,4 @@
-"""Group statistics against python's own, group by group."""
+"""Group statistics against Python's statistics module, group by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratios of trainer to sampler and the metrics of a correction, by hand."""
+"""Ratios of trainer to rollout probabilities, and the metrics of a correction, by hand."""
 
 from __future__ import annotations
 

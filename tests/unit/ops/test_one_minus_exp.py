@@ -1,4 +1,4 @@
-"""What is left of a probability."""
+"""1 - exp(x) near 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over a prefix tree: that of each token to the tokens before it in its rows, and its gradients."""
+"""Attention over a prefix tree equals that of separate rows, with its gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from titanrl.ops.prefix_attention import prefix_attention
 
 Tree = list[tuple[int, "Tree"]]
-"""Runs side by side: tokens of each, and what branches off from its end."""
+"""Sibling runs: number of tokens and the branches at the end."""
 
 RUNS = st.integers(1, 9)
 TREES = st.recursive(
@@ -49,13 +49,14 @@ def errors(visible_until: list[int], heads: int, key_heads: int, dtype: torch.dt
         for count in (heads, key_heads, key_heads)
     ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    out, wanted = prefix_attention(*inputs, line, 0.5), reference(*exact, line)
+    out, expected = prefix_attention(*inputs, line, 0.5), reference(*exact, line)
     incoming = torch.randn(out.shape, generator=generator).to(dtype)
-    found = [out, *torch.autograd.grad(out, inputs, incoming)]
-    right = [wanted, *torch.autograd.grad(wanted, exact, incoming.double())]
+    actual = [out, *torch.autograd.grad(out, inputs, incoming)]
+    right = [expected, *torch.autograd.grad(expected, exact, incoming.double())]
     with torch.no_grad():
         return [
-            float((a - b).abs().max() / b.abs().max().clamp_min(1)) for a, b in zip(found, right, strict=True)
+            float((a - b).abs().max() / b.abs().max().clamp_min(1))
+            for a, b in zip(actual, right, strict=True)
         ]
 
 

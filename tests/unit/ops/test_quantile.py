@@ -16,7 +16,7 @@ def test_quantile_is_torch_s_where_torch_has_one(n: int, q: float) -> None:
 
 
 def test_quantile_at_an_element_is_exactly_that_element() -> None:
-    """(n - 1) * q may exceed the whole number meant by one rounding: the element would then fall below."""
+    """(n - 1) * q may exceed the exact integer by one rounding: interpolation would then miss the element."""
     for n in range(2, 400):
         x = torch.arange(float(n))
         for tenths in range(1, 10):

@@ -8,7 +8,7 @@ from titanrl.ops.sequence import sequence_mean, sequence_sum
 
 
 def test_sums_of_long_rows_keep_precision() -> None:
-    """A chain of float32 additions is off in the first digit here; by how much, depends on the processor."""
+    """A sum in float32 is wrong in the first digit here, by an error that depends on the processor."""
     x = torch.full((1, 100_000), -0.1)
     x[0, 0] = 1e4
     mask = torch.ones_like(x, dtype=torch.bool)

@@ -12,10 +12,10 @@ from titanrl.ops.topk import topk
 
 
 def test_topk_returns_the_largest_logits_and_their_ids() -> None:
-    found = topk(torch.tensor([[0.5, 3.0, -1.0, 2.0]], dtype=torch.bfloat16), 3)
-    assert found.ids.tolist() == [[1, 3, 0]]
-    assert found.logits.tolist() == [[3.0, 2.0, 0.5]]
-    assert found.logits.dtype == torch.float32
+    actual = topk(torch.tensor([[0.5, 3.0, -1.0, 2.0]], dtype=torch.bfloat16), 3)
+    assert actual.ids.tolist() == [[1, 3, 0]]
+    assert actual.logits.tolist() == [[3.0, 2.0, 0.5]]
+    assert actual.logits.dtype == torch.float32
 
 
 @pytest.mark.parametrize("widths", [(4, 4), (5, 3), (7, 1)])
@@ -29,8 +29,8 @@ def test_topk_of_vocabulary_slices_equals_topk_of_the_whole(
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
 
     def gathers(fill: Callable[[list[torch.Tensor]], None]) -> None:
-        def all_gather(parts: list[torch.Tensor], mine: torch.Tensor, group: Any) -> None:
-            sent.append(mine)
+        def all_gather(parts: list[torch.Tensor], ours: torch.Tensor, group: Any) -> None:
+            sent.append(ours)
             fill(parts)
 
         monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
@@ -40,8 +40,8 @@ def test_topk_of_vocabulary_slices_equals_topk_of_the_whole(
         topk(part, k, group="tp", vocab_start=start)
     first, second = sent
     gathers(lambda parts: [part.copy_(each) for part, each in zip(parts, (first, second), strict=True)])
-    wanted = topk(logits, k)
+    expected = topk(logits, k)
     for start, part in zip(starts, slices, strict=True):
-        found = topk(part, k, group="tp", vocab_start=start)
-        assert torch.equal(found.ids, wanted.ids)
-        assert torch.equal(found.logits, wanted.logits)
+        actual = topk(part, k, group="tp", vocab_start=start)
+        assert torch.equal(actual.ids, expected.ids)
+        assert torch.equal(actual.logits, expected.logits)
