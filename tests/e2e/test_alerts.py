@@ -22,7 +22,7 @@ OVERRIDES = [
 
 def test_alert_is_reported_once_and_may_stop_a_resumable_run(file, tmp_path, capsys):  # noqa: F811
     experiment = load(file, OVERRIDES)
-    with pytest.raises(TrainingError, match=r"step 2 raised the alert kl, which \[alerts\] stop names"):
+    with pytest.raises(TrainingError, match=r"stopped in step 2: alert kl is listed in \[alerts\] stop"):
         train(experiment)
     run = tmp_path / "runs" / "tiny"
     alerts = [(row["step"], row["name"]) for row in lines(run, "alerts.jsonl")]

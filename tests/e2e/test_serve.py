@@ -407,5 +407,7 @@ def test_target_is_a_file_a_run_or_another_model(file: Path, tmp_path: Path) -> 
     assert resolve_target(run, None, None) == (run / "experiment.toml", [trained], run)
     assert resolve_target(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
     assert resolve_target(run, tmp_path / "m", []) == (
-        run / "experiment.toml", [f'model.path="{tmp_path}/m"'], None,
-    )  # fmt: skip
+        run / "experiment.toml",
+        [f'model.path="{tmp_path}/m"'],
+        None,
+    )
