@@ -1,10 +1,10 @@
-"""The task of the ablations: name the largest of four digits, then write as many dots as you like.
+"""The task of the ablations: name the largest of four digits, followed by any number of dots.
 
-    prompt "3817:", right answers "=8", "=8...", "=8........"
+    prompt "3817:", correct responses "=8", "=8...", "=8........"
 
-A model of 20,000 weights learns it in seconds. Dots change nothing about an answer's being right, but whoever
-writes them may know whether it is: what an algorithm does to the length of right or wrong answers is its own
-doing.
+A model of 20,000 weights learns it in seconds. Dots do not change whether a response is correct, but the
+policy may know whether it is. Any change in the length of correct or incorrect responses is therefore an
+effect of the algorithm.
 """
 
 from __future__ import annotations
