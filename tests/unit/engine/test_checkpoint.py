@@ -92,6 +92,7 @@ def test_load_returns_false_without_a_checkpoint(tmp_path: Path, make_engine: Ma
     assert not has_checkpoint(tmp_path / "checkpoints")
 
 
+@pytest.mark.slow
 def test_incomplete_checkpoint_is_skipped(tmp_path: Path, make_engine: Make, objective: Objective) -> None:
     engine, position = start(make_engine, tmp_path)
     go_on(engine, position, objective, 3)

@@ -213,6 +213,7 @@ def test_activation_checkpointing_does_not_change_the_gradient(
     assert_same_gradients(recorded[0], recorded[2], atol=1e-7)
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_masters(make_engine: Make, objective: Objective) -> None:
     engine = make_engine(training={"mixed_precision_param": "bfloat16"})
     exact = make_engine()

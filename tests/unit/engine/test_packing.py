@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,7 @@ def test_assign_micro_batches_splits_a_large_group_if_rows_are_not_compared() ->
     assert [pack_sequences(batch, part, CPU).num_tokens for part in parts] == [15, 12, 10]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),

@@ -21,6 +21,7 @@ from titanrl.models.read_config import read_config
 from titanrl.models.tiny import create
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["entry point", "call"])
 def test_plug_in_family_trains_an_engine_step(
     tmp_path: Path,

@@ -171,6 +171,7 @@ def test_gguf_round_trip_keeps_the_weights(tmp_path: Path) -> None:
     assert "quantization_config" not in (target / "config.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM.exists(), reason="titanrl model get smollm2-135m first (make test does)")
 def test_smollm_stops_where_its_chat_template_ends_a_turn() -> None:
     from titanrl.data.tokenizer import ChatTokenizer

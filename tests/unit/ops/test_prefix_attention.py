@@ -60,12 +60,14 @@ def errors(visible_until: list[int], heads: int, key_heads: int, dtype: torch.dt
         ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tree=TREES.filter(bool), heads=st.sampled_from([(4, 4), (6, 2), (3, 1)]))
 def test_prefix_tree_attention_equals_masked_attention(tree: Tree, heads: tuple[int, int]) -> None:
     assert max(errors(walk(tree), *heads, torch.float32)) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [5, 1100])
 def test_prefix_tree_attention_in_bfloat16_is_close(prompt: int) -> None:
     """Gradients are computed in float32 or, with many keys, in bfloat16, which has 8 bits."""
@@ -73,6 +75,7 @@ def test_prefix_tree_attention_in_bfloat16_is_close(prompt: int) -> None:
     assert max(errors(walk(tree), 6, 2, torch.bfloat16)) < 2e-2
 
 
+@pytest.mark.slow
 def test_prefix_tree_attention_is_one_custom_op() -> None:
     line = torch.tensor([6, 6, 4, 4, 6, 6])
     inputs = [torch.randn(6, count, 4, requires_grad=True) for count in (4, 2, 2)]

@@ -148,6 +148,7 @@ def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:
     assert heads[heads.index("score") :][:4] == ["score", "score low", "score high", "tokens"]
 
 
+@pytest.mark.slow
 def test_alerts_of_one_run_do_not_name_it(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a")
     alerts = JsonLines(folder / "alerts.jsonl")

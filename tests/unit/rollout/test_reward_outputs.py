@@ -195,6 +195,7 @@ def scored_batch(value: torch.Tensor) -> TensorDict:
     return batch.update(scores).exclude("text")
 
 
+@pytest.mark.slow
 def test_gae_discounts_per_token_rewards_from_their_own_positions() -> None:
     """By hand: gamma .5, lambda .5, r = (.15, .05, -.3 + .3), (.15, .05 + .2), V = (.1, .2, .3), (.4, .6).
 

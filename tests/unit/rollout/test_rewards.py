@@ -74,6 +74,7 @@ class Mute(Exception):
 LATE = "took longer than its timeout_seconds, 0.5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
