@@ -38,7 +38,7 @@ __all__ = [
     "register",
     "train",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _LAZY = {
     "EvalResult": "titanrl.eval.evaluate",
