@@ -1,4 +1,4 @@
-"""Components with state: saved for every kind, restored on resume, told of each optimizer step once."""
+"""Components with state: saved for every kind, restored on resume, called once after each optimizer step."""
 
 from __future__ import annotations
 

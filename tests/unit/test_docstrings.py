@@ -19,15 +19,7 @@ FILES = [
 NOT_YET = {
     "titanrl/algorithm/objective.py",
     "titanrl/algorithm/pairs.py",
-    "titanrl/config/experiment.py",
-    "titanrl/data/collate.py",
-    "titanrl/data/examples.py",
-    "titanrl/data/order.py",
-    "titanrl/data/prompts.py",
-    "titanrl/rollout/generator.py",
-    "titanrl/rollout/rejection_sampling.py",
     "titanrl/rollout/rejection_sampling_folder.py",
-    "titanrl/rollout/sampling.py",
     "titanrl/training/critic.py",
     "titanrl/training/reference_cache.py",
 }

@@ -13,7 +13,7 @@ __all__ = ["minibatches"]
 def minibatches(batch: TensorDict, *, count: int, epochs: int, seed: int, step: int) -> Iterator[TensorDict]:
     """Yields ``epochs * count`` parts of the global batch, the same ones on every rank.
 
-    One part an epoch keeps the batch's order; several are drawn anew each epoch. Parts hold whole groups,
+    One part an epoch keeps the batch's order; several are drawn again each epoch. Parts hold whole groups,
     their numbers of groups differ by at most one, and no part is empty.
     """
     _, inverse = torch.unique_consecutive(batch["group_id"], return_inverse=True)

@@ -58,8 +58,11 @@ class Objective:
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """Args:
-            policy: [B, L] each. batch: [B, L] keys, among them loss_mask and loss_weight.
+        """Compute the weighted loss of a micro-batch and its metrics.
+
+        Args:
+            policy: [B, L] each.
+            batch: [B, L] keys, among them loss_mask and loss_weight.
             coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a
                 schedule never recompiles.
 
@@ -187,7 +190,7 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        """Args: the gradients with respect to the tensors, then as many tensors."""
+        """Save the gradients: ``tensors`` holds them first, then the tensors that they belong to."""
         ctx.save_for_backward(*tensors[: len(tensors) // 2])
         return value.clone()
 

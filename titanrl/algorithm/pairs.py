@@ -1,4 +1,4 @@
-"""Judged answers -> preference pairs, in the order in which losses on pairs read them."""
+"""Scored responses -> preference pairs, in the order in which losses on pairs read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def preference_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tens
     """Returns [P, 2] int64, the row numbers of the better and the worse of every two of unequal reward.
 
     Args:
-        reward: [N]; rows of NaN are in no pair. group_id: [N]; pairs are of one group, in the groups' order.
+        reward: [N]; rows of NaN are in no pair.
+        group_id: [N]; pairs are of one group, in the groups' order.
     """
     rewards: list[float] = reward.tolist()
     groups: dict[int, list[int]] = {}

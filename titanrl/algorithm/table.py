@@ -96,7 +96,7 @@ class Algorithm:
     denominator: Literal["trainable", "kept"] = "trainable"
     """Tokens that the aggregation counts: all trainable ones, or those that the corrections keep."""
     old_logprob: Literal["recompute", "sampler"] = "recompute"
-    """The old policy: the trainer's log-probs before the update, or the sampler's (two-policy mode)."""
+    """The old policy: the trainer's log-probs before the update, or the sampler's (bypass mode)."""
 
     def __post_init__(self) -> None:
         if self.denominator == "kept" and not self.correction:

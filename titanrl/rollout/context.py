@@ -1,4 +1,4 @@
-"""The live objects and tables that sampling and scoring need, whoever owns them."""
+"""The live objects and tables that sampling and scoring need."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ class RFTFolder:
     ``experiment.toml`` is the resolved experiment.
 
     Args:
-        path: the folder. kind: answers or pairs. resolved: the experiment as a table.
+        path: the folder.
+        kind: responses or pairs.
+        resolved: the experiment as a table.
     """
 
     def __init__(self, path: Path, kind: str, resolved: Mapping[str, Any]) -> None:

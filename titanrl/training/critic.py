@@ -28,8 +28,9 @@ def critic_values(
 
     Args:
         critic: the value model, or the policy with the critic's head, which is asked for more in one pass.
-        batch: this rank's N rows. keys: with ``final_value`` among them, [N] the value of the state after
-            the last trainable token comes too, 0 on a fully masked row: one more token a row is computed.
+        batch: this rank's N rows.
+        keys: with ``final_value`` among them, also return [N] the value of the state after the last response
+            token, 0 on a fully masked row; one more token per row is computed.
     """
     outputs = tuple(dict.fromkeys(["value", *(key for key in keys if key != "final_value")]))
     if "final_value" not in keys:

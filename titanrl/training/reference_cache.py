@@ -77,7 +77,7 @@ class ReferenceCache:
                 advance(len(batch))
         if engine.rank == 0:
             self._write(found)
-        collectives.broadcast_object(None)  # Nobody reads before the file is whole.
+        collectives.broadcast_object(None)  # No rank reads before the file is complete.
 
     def load(self) -> None:
         """Reads the file."""
@@ -93,7 +93,8 @@ class ReferenceCache:
         """Returns ``logprob`` [N, L] float32, what the reference gives the trained labels, 0 where masked.
 
         Args:
-            batch: [N, L] rows of the data, padded to any length. keys: of a role; there is no other.
+            batch: [N, L] rows of the data, padded to any length.
+            keys: of a role; there is no other.
         """
         mask = batch["loss_mask"]
         result = torch.zeros(mask.shape)

@@ -86,7 +86,7 @@ RISING = (0.0, 0.0, 0.3, 0.6, 0.9, 1.2)
 
 def test_reward_hacking_is_a_rising_reward_with_a_flat_held_out_score():
     name = "reward_hacking"
-    # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in deviations of 1 and of 3.
+    # Means of two: 0 until step 2, 0.45 at step 4, 1.05 at step 6; in standard deviations of 1 and of 3.
     assert raised(run_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3})) == [(6, name)]
     assert raised(run_steps(RISING, {2: 0.3, 4: 0.3, 6: 0.3}, std=3.0)) == []
     assert raised(run_steps(RISING, {2: 0.3, 4: 0.2, 6: 0.31})) == []  # beaten in the end
