@@ -60,7 +60,9 @@ def test_loop_on_the_page_trains_on_full_batches_of_mixed_groups(
     assert max(attempts) >= 1, "groups of two are equal half of the time, so some are sampled again"
     for batch in trained:
         assert len(batch["group_id"].unique()) == 4
-        assert all(len(batch["reward"][batch["group_id"] == each].unique()) == 2 for each in batch["group_id"])
+        assert all(
+            len(batch["reward"][batch["group_id"] == each].unique()) == 2 for each in batch["group_id"]
+        )
 
 
 def test_every_error_on_the_page_is_tested() -> None:
