@@ -15,6 +15,7 @@ from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
 from titanrl.errors import Problem, did_you_mean
 from titanrl.registry import declared, name_of
+from titanrl.registry.loops import loop_names
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Parallelism, Training
@@ -80,6 +81,18 @@ def _scaled_rewards_are_read(algorithm: Algorithm, data: DataSettings | None) ->
         return []
     text = "scales a reward that no component reads; remove it, or choose another advantage."
     return [Problem("algorithm.reward_scaling", text)]
+
+
+def _loop_kind(loop: Loop, prompts: SourceSettings | None, data: DataSettings | None) -> list[Problem]:
+    kind, known = loop.kind, loop_names()
+    if kind is not None and kind not in known:
+        near = did_you_mean(kind, known) or "."
+        return [Problem("loop", f"must be one of {', '.join(known)}, got {kind!r}{near}", "kind")]
+    if kind == "online" and prompts is None:
+        return [Problem("loop", "'online' samples responses to [prompts], which is missing; add it.", "kind")]
+    if kind == "offline" and data is None:
+        return [Problem("loop", "'offline' trains on [data], which is missing; add it.", "kind")]
+    return []
 
 
 def _steps_can_end_early(algorithm: Algorithm, loop: Loop) -> list[Problem]:
@@ -234,6 +247,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *ROLE_CHECKS,
     rft_problems,
     profile_problems,
+    _loop_kind,
     _dataflow,
     _kl_in_reward_is_read,
     _scaled_rewards_are_read,

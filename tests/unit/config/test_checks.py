@@ -253,6 +253,18 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
             ["algorithm.old_logprob=sampler", *ON_DATA],
             "[algorithm] old_logprob must be 'recompute' with [data], got 'sampler'; offline data has no",
         ),
+        (
+            ["loop.kind=onlin"],
+            "[loop] kind must be one of offline, online, got 'onlin'; did you mean 'online'?",
+        ),
+        (
+            [*ON_DATA, "loop.kind=online"],
+            "[loop] kind 'online' samples responses to [prompts], which is missing; add it.",
+        ),
+        (
+            ["loop.kind=offline"],
+            "[loop] kind 'offline' trains on [data], which is missing; add it.",
+        ),
         (["teacher={path='t', top_k=0}"], "[teacher] top_k must be in [1, inf), got 0."),
         (
             ["algorithm.old_logprob=sampler", "algorithm.loss.name=lab_other_loss"],
@@ -297,6 +309,7 @@ def test_optimal_token_baseline_needs_groups(write: Write) -> None:
         [CLIPPED.format("teacher_logprob"), "teacher={path='t'}"],
         [CLIPPED.format("candidate_ids"), "teacher={path='t', top_k=8}"],
         ["sampler.top_k=-1"],
+        ["loop.kind=online"],
         ACTOR_CRITIC,
         [*ACTOR_CRITIC, "critic={path='models/other', warmup_steps=1, loss={name='value', clip=inf}}"],
         [CLIPPED.format("value"), "critic={}"],
