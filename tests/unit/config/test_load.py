@@ -108,7 +108,7 @@ def test_missing_tables_and_keys_are_named_unless_a_typo_explains_them(write: Wr
     assert "[loop] steps is missing; it has no default." in report
     report = mistakes(write("[model]\npath = 'x'\n"))
     assert "[algorithm] is missing" in report
-    assert "[prompts] or [data] must be there, got neither" in report
+    assert "[prompts] or [data] must be given, got neither" in report
     assert "must be there" not in mistakes(write(EXPERIMENT.replace("[prompts]", "[promts]")))
 
 
