@@ -1,4 +1,4 @@
-"""The files that rejection sampling leaves: what was kept, how far it is, and what came of the answers."""
+"""The output folder of rejection sampling: selected rows, progress and statistics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from titanrl.rollout.selection import Selection, identity
 __all__ = ["RFTFolder"]
 
 INDEX = "prompt_index"
-"""Key of every line: which prompt of the source it belongs to."""
+"""Key of every line: index of its prompt in the source."""
 
 
 class RFTFolder:
     """The folder of one collection; only the first rank writes into it.
 
-    ``answers.jsonl`` or ``pairs.jsonl`` holds what was kept. ``prompts.jsonl`` has a line for each finished
-    prompt, written after its rows, so it says where to carry on. ``statistics.json`` sums them up.
+    ``responses.jsonl`` or ``pairs.jsonl`` holds the selected rows. ``prompts.jsonl`` has a line per finished
+    prompt, written after its rows, so it determines where to continue. ``statistics.json`` summarizes them.
     ``experiment.toml`` is the resolved experiment.
 
     Args:
@@ -50,16 +50,16 @@ class RFTFolder:
         self._files: list[JsonLines] = []
 
     def position(self) -> int:
-        """Returns how many prompts are finished.
+        """Return the number of finished prompts.
 
         Raises:
-            ConfigError: the folder holds something else than the beginning of this collection.
+            ConfigError: the folder holds anything but the beginning of this collection.
         """
         if not self.path.exists() or not any(self.path.iterdir()):
             return 0
         if not self.config.is_file():
             raise ConfigError(f"--output must name a new folder, got '{self.path}', which holds other files.")
-        # Read as of today: what was begun before some key was there has that key's default.
+        # Read with today's keys: a key that did not exist when the collection began has its default.
         if keys := difference(to_table(load(self.config)), self._resolved):
             raise ConfigError(
                 f"--output names '{self.path}', begun with other values of {keys}; name a new folder, or "
@@ -68,7 +68,7 @@ class RFTFolder:
         return sum(1 for _ in read_jsonl(self.prompts)) if self.prompts.is_file() else 0
 
     def open(self, position: int) -> None:
-        """Makes ready to write after ``position`` prompts; what an unfinished one left is removed."""
+        """Open the files for writing after ``position`` prompts; rows of an unfinished prompt are removed."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.config, tomli_w.dumps(self._resolved))
         self._files = [JsonLines(path, position, key=INDEX) for path in (self.rows, self.prompts)]
@@ -77,7 +77,7 @@ class RFTFolder:
             self._add(line)
 
     def write(self, index: int, answers: Sequence[ScoredResponse], selection: Selection) -> None:
-        """Writes what came of one prompt."""
+        """Write the selected rows and the statistics of one prompt."""
         rows, prompts = self._files
         for row in selection.rows:
             rows.write({INDEX: index, **row})
@@ -98,7 +98,7 @@ class RFTFolder:
         self._add(line)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the statistics of all finished prompts."""
+        """Return the statistics of all finished prompts."""
         sums = self._sums
         means = {key: sums[key] / sums["prompts"] for key in sums if key.endswith("_mean")}
         return {
@@ -110,10 +110,10 @@ class RFTFolder:
         }
 
     def write_statistics(self) -> dict[str, Any]:
-        """Writes statistics.json and returns what it holds."""
-        found = self.summary()
-        write_atomic(self.statistics, json.dumps(found, indent=2) + "\n")
-        return found
+        """Write statistics.json and return its contents."""
+        statistics = self.summary()
+        write_atomic(self.statistics, json.dumps(statistics, indent=2) + "\n")
+        return statistics
 
     def _add(self, line: Mapping[str, Any]) -> None:
         self._sums.update(prompts=1, prompts_with_rows=int(line["rows"] > 0))

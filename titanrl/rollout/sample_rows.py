@@ -1,4 +1,4 @@
-"""A few rows of a step as samples.jsonl shows them: texts, rewards, and what single tokens got."""
+"""A few rows of a step for samples.jsonl: texts, rewards, and numbers per token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["sample_rows"]
 
 TOKEN_ROWS = 2
-"""Rows of a step whose tokens are kept with their numbers: ten times a row's text."""
+"""Rows per step that are logged with numbers per token, ten times the size of the text."""
 
 
 def sample_rows(
     batch: TensorDict, count: int, pieces: Callable[[Sequence[int]], list[str]]
 ) -> list[dict[str, Any]]:
-    """Returns the first ``count`` rows of a batch that holds texts.
+    """Return the first ``count`` rows of a batch with texts.
 
     Without rewards or advantages in the batch, their keys are left out. The first rows hold ``per_token``,
-    lists with an entry for each trained token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
+    lists with one entry per response token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
     ``log_ratio`` (trainer to sampler, before the update) and ``ref_log_ratio`` (policy to reference), as far
     as the batch has them.
 
@@ -49,7 +49,7 @@ def sample_rows(
 
 
 def _token_numbers(row: TensorDict) -> dict[str, list[float | None]]:
-    """Returns the numbers of the trained tokens of one row, [L] each."""
+    """Return the numbers of the response tokens of one row, [L] each."""
     numbers = {"logprob": row["sampler_logprob"]}
     if "advantage" in row:
         numbers["advantage"] = row["advantage"]
@@ -61,7 +61,7 @@ def _token_numbers(row: TensorDict) -> dict[str, list[float | None]]:
 
 
 def _rounded(values: torch.Tensor) -> list[float | None]:
-    """Returns numbers with four digits; those that JSON lacks as None."""
+    """Return numbers with four digits; not finite ones as None, which JSON can hold."""
     return [
         float(f"{value:.4g}") if finite else None
         for value, finite in zip(values.tolist(), values.isfinite().tolist(), strict=True)

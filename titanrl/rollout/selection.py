@@ -1,4 +1,4 @@
-"""Which of the answers to a prompt become training data: the best ones, or the best against the worst."""
+"""Selection of training data from scored responses: the best ones, or the best against the worst."""
 
 from __future__ import annotations
 
@@ -18,49 +18,52 @@ __all__ = ["Selection", "identity", "select"]
 
 
 class Selection(NamedTuple):
-    """What the answers to one prompt give."""
+    """The training data from the responses to one prompt."""
 
     rows: list[dict[str, Any]]
-    """Records that the source `dataset` reads: prompt_completion for answers, preference for pairs."""
+    """Records for the source `dataset`: prompt_completion for responses, preference for pairs."""
     dropped: Counter[str]
-    """Why answers were not written: unfinished, length, least, reward, duplicate, surplus -> how many."""
+    """Number of unwritten responses by reason: unfinished, length, least, reward, duplicate, surplus."""
 
 
 def select(
-    settings: RFT, prompt: Messages | str, answers: Sequence[ScoredResponse], seen: set[str]
+    settings: RFT, prompt: Messages | str, responses: Sequence[ScoredResponse], written: set[str]
 ) -> Selection:
-    """Returns what is kept of the answers to one prompt, the best first, equally good ones in their order.
+    """Return the selected responses to one prompt, best first; ties keep their order.
 
     Args:
-        seen: identities of the rows written so far; those of the new ones are added.
+        settings: the [rft] table.
+        prompt: the prompt.
+        responses: its scored responses.
+        written: identities of the rows written so far; the new ones are added.
     """
     dropped: Counter[str] = Counter()
     usable, good = [], []
-    for answer in answers:
-        if reason := _why_unusable(settings, answer):
+    for response in responses:
+        if reason := _unusable(settings, response):
             dropped[reason] += 1
             continue
-        usable.append(answer)
-        if reason := _why_unworthy(settings, answer):
+        usable.append(response)
+        if reason := _rejected(settings, response):
             dropped[reason] += settings.write == "responses"  # It may still be the rejected one of a pair.
         else:
-            good.append(answer)
-    good.sort(key=lambda answer: _value(settings, answer), reverse=True)
+            good.append(response)
+    good.sort(key=lambda response: _value(settings, response), reverse=True)
     rows: list[dict[str, Any]] = []
     make = _pairs if settings.write == "pairs" else _completions
     for row in make(settings, prompt, good, usable):
         if len(rows) == settings.max_per_prompt:
             dropped["surplus"] += 1
-        elif settings.dedup and identity(row) in seen:
+        elif settings.dedup and identity(row) in written:
             dropped["duplicate"] += 1
         else:
             rows.append(row)
-            seen.add(identity(row))
+            written.add(identity(row))
     return Selection(rows, +dropped)
 
 
 def identity(row: Mapping[str, Any]) -> str:
-    """Returns what rows share that dedup takes for one: their texts, white space around them left out."""
+    """Return the identity of a row for deduplication: its texts without surrounding white space."""
     texts = [row[key] for key in ("prompt", "completion", "chosen", "rejected") if key in row]
     return json.dumps([_stripped(text) for text in texts])
 
@@ -69,39 +72,41 @@ def _stripped(text: Any) -> Any:
     return text.strip() if isinstance(text, str) else [_stripped(message["content"]) for message in text]
 
 
-def _value(settings: RFT, answer: ScoredResponse) -> float:
-    return answer.reward if settings.reward is None else answer.rewards[settings.reward]
+def _value(settings: RFT, response: ScoredResponse) -> float:
+    return response.reward if settings.reward is None else response.rewards[settings.reward]
 
 
-def _why_unusable(settings: RFT, answer: ScoredResponse) -> str:
-    if answer.finish_reason != FinishReason.STOP and not settings.include_truncated:
+def _unusable(settings: RFT, response: ScoredResponse) -> str:
+    """Return the reason why a response is not used at all; empty if it is."""
+    if response.finish_reason != FinishReason.STOP and not settings.include_truncated:
         return "unfinished"
-    too_long = settings.max_tokens is not None and answer.tokens > settings.max_tokens
-    return "length" if too_long or answer.tokens < settings.min_tokens else ""
+    too_long = settings.max_tokens is not None and response.tokens > settings.max_tokens
+    return "length" if too_long or response.tokens < settings.min_tokens else ""
 
 
-def _why_unworthy(settings: RFT, answer: ScoredResponse) -> str:
-    if any(answer.rewards[label] < least for label, least in settings.min_rewards.items()):
+def _rejected(settings: RFT, response: ScoredResponse) -> str:
+    """Return the reason why a response is not good enough; empty if it is."""
+    if any(response.rewards[label] < least for label, least in settings.min_rewards.items()):
         return "least"
-    return "reward" if _value(settings, answer) < settings.min_reward else ""
+    return "reward" if _value(settings, response) < settings.min_reward else ""
 
 
 def _completions(
     settings: RFT, prompt: Messages | str, good: Sequence[ScoredResponse], usable: Sequence[ScoredResponse]
 ) -> Iterator[dict[str, Any]]:
     del usable
-    for answer in good:
-        texts = {"prompt": _plain(prompt), "completion": _turn(prompt, answer)}
-        yield {**texts, "reward": _value(settings, answer)}
+    for response in good:
+        texts = {"prompt": _plain(prompt), "completion": _turn(prompt, response)}
+        yield {**texts, "reward": _value(settings, response)}
 
 
 def _pairs(
     settings: RFT, prompt: Messages | str, good: Sequence[ScoredResponse], usable: Sequence[ScoredResponse]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the best answer that is good against the worst one of all, if they differ enough."""
+    """Yield the best good response against the worst of all, if they differ enough."""
     if not good:
         return
-    best, worst = good[0], min(usable, key=lambda answer: _value(settings, answer))
+    best, worst = good[0], min(usable, key=lambda response: _value(settings, response))
     high, low = _value(settings, best), _value(settings, worst)
     if high > low and high - low >= settings.min_margin:
         texts = {"prompt": _plain(prompt), "chosen": _turn(prompt, best), "rejected": _turn(prompt, worst)}
@@ -112,6 +117,6 @@ def _plain(prompt: Messages | str) -> Any:
     return prompt if isinstance(prompt, str) else list(prompt)
 
 
-def _turn(prompt: Messages | str, answer: ScoredResponse) -> Any:
-    """Returns an answer as its prompt is written: as text, or as the assistant's message."""
-    return answer.text if isinstance(prompt, str) else [{"role": "assistant", "content": answer.text}]
+def _turn(prompt: Messages | str, response: ScoredResponse) -> Any:
+    """Return a response in the form of its prompt: text, or an assistant message."""
+    return response.text if isinstance(prompt, str) else [{"role": "assistant", "content": response.text}]
