@@ -18,7 +18,7 @@ from titanrl.rollout import rejection_sampling
 
 __all__ = ["FILE", "file"]
 
-NAMES = ("answers.jsonl", "prompts.jsonl", "statistics.json")
+NAMES = ("responses.jsonl", "prompts.jsonl", "statistics.json")
 
 
 def asked(file: Path, *overrides: str) -> Experiment:
@@ -79,7 +79,7 @@ def test_interrupted_and_repeated_run_writes_the_same_files(file, tmp_path, monk
         rejection_sampling.collect(asked(file), folder)
     assert len(lines(folder, "prompts.jsonl")) == 2
     # As a kill leaves it: the rows of a prompt that isn't finished, and half a line.
-    with (folder / "answers.jsonl").open("a") as rows:
+    with (folder / "responses.jsonl").open("a") as rows:
         rows.write('{"prompt_index": 2, "prompt": "say 2", "completion": "stale"}\n{"prompt_index": 3, "pro')
     with (folder / "prompts.jsonl").open("a") as prompts:
         prompts.write('{"prompt_ind')
@@ -102,7 +102,7 @@ def test_foreign_output_folder_and_too_many_prompts_are_refused(file, tmp_path):
         ConfigError, match=r"--output must name a new folder, got '.*', which holds other files"
     ):
         rejection_sampling.collect(asked(file), tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the prompts there are, got 8"):
+    with pytest.raises(ConfigError, match=r"\[rft\] num_prompts must be <= 7, the size of the source, got 8"):
         rejection_sampling.collect(asked(file, "rft.num_prompts=8"), tmp_path / "data")
     with pytest.raises(ConfigError, match=r"\[rft\] is missing; add it"):
         rejection_sampling.collect(load(file), tmp_path / "data")
