@@ -16,15 +16,6 @@ FILES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "components" not in path.relative_to(ROOT).parts[1:]  # titanrl/components is a link
 ]
-NOT_YET = {
-    "titanrl/algorithm/objective.py",
-    "titanrl/algorithm/pairs.py",
-    "titanrl/rollout/rejection_sampling_folder.py",
-    "titanrl/training/critic.py",
-    "titanrl/training/reference_cache.py",
-}
-"""Files whose docstrings are still to be rewritten."""
-CHECKED = [path for path in FILES if str(path.relative_to(ROOT)) not in NOT_YET]
 NAME = r"\*{0,2}[a-z_]\w*"
 ENTRY = re.compile(rf"({NAME}(?:, {NAME})*): +\S")
 
@@ -92,7 +83,7 @@ def problems(source: str) -> Iterator[str]:
                     yield f"{where} {name!r} needs a line of its own"
 
 
-@pytest.mark.parametrize("path", CHECKED, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_args_have_one_existing_parameter_per_line(path: Path) -> None:
     assert list(problems(path.read_text())) == []
 
