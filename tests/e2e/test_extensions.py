@@ -183,14 +183,12 @@ EDITS = {
     "a written key that is not registered": (
         'register_key("num_digits",',
         'register_key("num_digit",',
-        "[reward.0] reward 'lab_digits' writes 'num_digits', which is no key of the batch; did you mean "
-        "'num_digit'? call register_key.",
+        "writes 'num_digits', which is no key of the batch; did you mean 'num_digit'? call register_key.",
     ),
     "a read key that is not registered": (
         '("num_digits",)\n    keeps',
         '("num_digit",)\n    keeps',
-        "[algorithm.filter.0] filter 'lab_longer' reads 'num_digit', which no stage writes; did you mean "
-        "'num_digits'?",
+        "filter 'lab_longer' reads 'num_digit', which no stage writes; did you mean 'num_digits'?",
     ),
     "a misspelled declaration": (
         "per_token:",
