@@ -168,6 +168,9 @@ def test_registered_keys_come_from_the_completion_or_the_column(monkeypatch: pyt
         collate_rollouts(
             [requests[0]._replace(columns={})], completions[:1], decode=str, version=0, out_keys=["level"]
         )
+    longer = completions[0]._replace(extras={"turn": [1, 2, 3]})
+    with pytest.raises(ValueError, match="prompt 0: turn must have one entry per token, 2, got 3"):
+        collate_rollouts(requests[:1], [longer], decode=str, version=0, out_keys=["turn"])
 
 
 def test_trim_pads_and_cuts_token_keys_only():
