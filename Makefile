@@ -59,6 +59,7 @@ docs: $(INSTALLED)
 	$(BIN)/python -m tools.pages
 	$(BIN)/python -m tools.cli_page
 	$(BIN)/python -m tools.findings
+	$(BIN)/python -m tools.architecture_plot
 	$(BIN)/python -m mkdocs build --strict
 
 lock:

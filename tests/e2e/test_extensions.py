@@ -25,8 +25,7 @@ from typing import ClassVar
 import torch
 
 from titanrl import Advantages, Prompt, register
-from titanrl.protocols import Completion, FinishReason, Sampler
-from titanrl.protocols.batch import register_key
+from titanrl.protocols import Completion, FinishReason, Sampler, register_key
 
 register_key("difficulty", shape="[N]", dtype="float32", writer="sample", meaning="number of summands")
 register_key("turn_id", shape="[N, L]", dtype="int64", writer="sample", meaning="turn of a token, from 1")
@@ -184,16 +183,21 @@ EDITS = {
         'register_key("num_digits",',
         'register_key("num_digit",',
         (
-            "[reward.0] reward 'lab_digits' writes 'num_digits', which is no key of the batch; did you mean "
-            "'num_digit'? call register_key."
+            "writes 'num_digits', which is no key of the batch; did you mean 'num_digit'? "
+            "call titanrl.protocols.register_key."
         ),
     ),
     "a read key that is not registered": (
         '("num_digits",)\n    keeps',
         '("num_digit",)\n    keeps',
+        "filter 'lab_longer' reads 'num_digit', which no stage writes; did you mean 'num_digits'?",
+    ),
+    "a read key that no component writes": (
+        'out_keys: ClassVar[tuple[str, ...]] = ("difficulty",)',
+        "",
         (
-            "[algorithm.filter.0] filter 'lab_longer' reads 'num_digit', which no stage writes; did you mean "
-            "'num_digits'?"
+            "advantage 'lab_per_turn' reads 'difficulty', which no stage writes; add a source, sampler or "
+            "reward that has it in out_keys, or choose another component."
         ),
     ),
     "a misspelled declaration": (
@@ -205,6 +209,11 @@ EDITS = {
         '("token_reward", "difficulty", "turn_id")',
         '("token_reward", "difficulty", "turn_id", ("text", "response"))',
         "[algorithm.advantage] advantage 'lab_per_turn' reads 'text.response', which only rewards can read",
+    ),
+    "a registered text that a filter reads": (
+        'register_key("num_digits", shape="[N]", dtype="float32", writer="score"',
+        'register_key("num_digits", shape="[N]", dtype="text", writer="sample"',
+        "filter 'lab_longer' reads 'num_digits', which only rewards can read",
     ),
     "a key registered twice with other facts": (
         'register_key("turn_id",',

@@ -44,7 +44,7 @@ UNUSED_ROLE = {
 
 TEXT_REMEDY = (
     "which only rewards can read: texts stay with the process that sampled them; compute a number "
-    "from it in a [[reward]] or a source, declare it with register_key, and read that key."
+    "from it in a [[reward]] or a source, declare it with titanrl.protocols.register_key, and read that key."
 )
 
 SCALING = "reward scaling"
@@ -157,7 +157,7 @@ def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
     written: set[BatchKey] = set()
     for node in nodes:
         for key in node.reads:
-            if key[0] == "text" and node.stage != "score":
+            if _is_text(key) and node.stage != "score":
                 problems.append(Problem(node.table, f"{node.name} reads {key_name(key)!r}, {TEXT_REMEDY}"))
             elif key not in written:
                 text = f"{node.name} reads {key_name(key)!r}, which no stage writes{_remedy(key, nodes)}"
@@ -177,11 +177,15 @@ def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
     return problems
 
 
+def _is_text(key: BatchKey) -> bool:
+    """Returns whether a key holds Python objects, which stay with the process that sampled them."""
+    return key[0] == "text" or (key in KEYS and KEYS[key].dtype == "text")
+
+
 def _unregistered(node: Node, key: str) -> Problem:
     near = did_you_mean(key, [known for known in KEYS if isinstance(known, str)]) or ";"
-    return Problem(
-        node.table, f"{node.name} writes {key!r}, which is no key of the batch{near} call register_key."
-    )
+    text = f"{node.name} writes {key!r}, which is no key of the batch{near}"
+    return Problem(node.table, f"{text} call titanrl.protocols.register_key.")
 
 
 def scored_keys(nodes: Sequence[Node], optimizer_steps: int) -> tuple[frozenset[str], bool]:
@@ -285,6 +289,6 @@ def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:
     if key == "token_reward":
         return "; add an [algorithm.advantage] that reads it."
     if key in KEYS:
-        return "; choose another component, the loop cannot compute it yet."
+        return "; add a source, sampler or reward that has it in out_keys, or choose another component."
     close = closest_matches(key_name(key), [key_name(known) for known in KEYS])
     return f"; did you mean {close[0]!r}?" if close else "; it is no key of the batch."

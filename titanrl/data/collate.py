@@ -112,6 +112,11 @@ def _extra(
         return torch.tensor(values, dtype=dtype)
     result = torch.zeros(shape, dtype=dtype)
     for index, ((request, completion), value) in enumerate(zip(pairs, values, strict=True)):
+        if len(value) != len(completion.ids):
+            raise ValueError(
+                f"completion {request.sample_index} of prompt {request.prompt_index}: {key} must have one "
+                f"entry per token, {len(completion.ids)}, got {len(value)}; fix the sampler."
+            )
         start = len(request.prompt_ids) - 1
         result[index, start : start + len(completion.ids)] = torch.tensor(value, dtype=dtype)
     return result
@@ -159,7 +164,9 @@ def collate_examples(
             token_reward[index, position - 1] = label
     numbered = [(first_group + g, i) for g, group in enumerate(groups) for i in range(len(group))]
     scalars = {
-        key: torch.tensor([row.scalars[key] for row in rows]) for key in out_keys if key != TOKEN_REWARD
+        key: torch.tensor([row.scalars[key] for row in rows], dtype=getattr(torch, KEYS[key].dtype))
+        for key in out_keys
+        if key != TOKEN_REWARD
     }
     steps = {TOKEN_REWARD: token_reward} if TOKEN_REWARD in out_keys else {}
     heads = [row.head_id for row in rows if row.head_id is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from titanrl.protocols.batch import register_key
 from titanrl.protocols.components import (
     AdvantageEstimator,
     Advantages,
@@ -65,5 +66,6 @@ __all__ = [
     "SourceSettings",
     "Stateful",
     "TokenLoss",
+    "register_key",
     "temperature_at",
 ]

@@ -96,10 +96,9 @@ def register_key(
 ) -> None:
     """Adds a key to the batch, which a component of the writing stage names in its ``out_keys``.
 
-    Any component may read it. A source writes it from the column of that name, a sampler from
-    ``Completion.extras``, a reward by
-    returning it by name. Registering the same key twice with the same facts is fine, so that a file may be
-    imported twice.
+    Any component may read it. A source writes it from the column of that name, or offline from the scalar of
+    that name; a sampler writes it from ``Completion.extras``, a reward by returning it by name. Registering
+    the same key twice with the same facts is fine, so that a file may be imported twice.
 
     Args:
         name: key of the batch; not a built-in one.

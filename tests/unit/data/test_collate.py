@@ -170,6 +170,9 @@ def test_registered_keys_come_from_the_completion_or_the_column(monkeypatch: pyt
     unknown = [Completion([5], [-1.0], 0, extras={"turns": 1})]
     with pytest.raises(ValueError, match="'turns' is no key of the batch; register_key"):
         collate_rollouts(requests[1:], unknown, decode=str, version=0)
+    longer = completions[0]._replace(extras={"turn": [1, 2, 3]})
+    with pytest.raises(ValueError, match="prompt 0: turn must have one entry per token, 2, got 3"):
+        collate_rollouts(requests[:1], [longer], decode=str, version=0)
 
 
 def test_trim_pads_and_cuts_token_keys_only():

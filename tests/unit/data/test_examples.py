@@ -13,6 +13,7 @@ from titanrl.data.encode import TokenizedExample
 from titanrl.data.examples import ExampleLoader
 from titanrl.errors import ConfigError
 from titanrl.protocols import Example
+from titanrl.protocols.batch import KEYS, Key
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,12 @@ def test_batch_is_label_aligned_and_right_padded() -> None:
     assert len(set(batch["row_id"].tolist())) == 3
     assert batch["margin"].tolist() == [0.5, 0.5, 0.0]
     assert batch["margin"].dtype == torch.float32
+
+
+def test_scalar_gets_the_dtype_of_its_registered_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KEYS, "level", Key("[N]", "int64", "sample", "difficulty of the example"))
+    row = TokenizedExample([5, 6], [False, True], {"level": 3.0}, {})
+    assert collate_examples([[row]], out_keys=("level",))["level"].dtype == torch.int64
 
 
 def test_step_labels_are_aligned_with_their_mask() -> None:

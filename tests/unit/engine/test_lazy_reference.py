@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.unit.engine.conftest import make_batch, with_old
+from tests.unit.training.sessions import session_of
 from titanrl.algorithm.objective import Objective
 from titanrl.engine import Engine, engine
 from titanrl.engine.settings import FrozenModel
@@ -95,13 +95,9 @@ def test_reference_logprobs_take_no_second_pass_before_the_first_update(
     monkeypatch.setattr(
         live.policy.scoring_model, "score", lambda *a, **k: passes.append(1) or score(*a, **k)
     )
-    session: Any = SimpleNamespace(
-        experiment=SimpleNamespace(critic=None),
-        engine=live,
-        scored_keys=frozenset({"old_logprob", "ref_logprob"}),
-        reference_cache=None,
-    )
-    batch = score_models(session, make_batch())
+    keys = frozenset({"old_logprob", "ref_logprob"})
+    session = session_of(cast(Any, live), scored_keys=keys)
+    batch = score_models(session, make_batch(), on_policy=False)
     assert len(passes) == 1
     assert torch.equal(batch["ref_logprob"], batch["old_logprob"])
     assert float(batch["ref_logprob"].abs().max()) > 0
