@@ -152,6 +152,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_as_before: Non
     sys.modules.pop("extension_components", None)
 
 
+@pytest.mark.slow
 def test_plugin_keys_and_per_token_rewards_reach_the_update(
     lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_loop", None)
 
 
+@pytest.mark.slow
 def test_loop_on_the_page_trains_on_full_batches_of_mixed_groups(
     lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
