@@ -121,7 +121,7 @@ def is_data(source: type) -> bool:
 
 
 def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
-    wants_pairs = algorithm.pairs_answers
+    wants_pairs = algorithm.pairs_responses
     if data is None or not is_data(type(data)) or data.is_paired == wants_pairs:
         return []
     got = f"got {data.format!r}" if hasattr(data, "format") else f"got {name_of(data)!r}"
