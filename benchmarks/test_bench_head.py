@@ -116,9 +116,13 @@ def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
         for name in times
     }
     benchmark.extra_info.update(
-        seconds=times, ratio=faster, memory_mib=memory, dtype=str(dtype), threads=torch.get_num_threads(),
+        seconds=times,
+        ratio=faster,
+        memory_mib=memory,
+        dtype=str(dtype),
+        threads=torch.get_num_threads(),
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     # All make the weight's gradient; what counts is what comes on top of it.
     results = (V + TOKENS) * D * dtype.itemsize / 2**20

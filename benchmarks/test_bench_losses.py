@@ -25,10 +25,25 @@ ROWS, LENGTH, CANDIDATES = 256, 1024, 8
 COEFFICIENTS = torch.tensor([0.04, 0.01])
 GATE = 3.0
 FLOORS = {
-    "bradley_terry": 1.3, "clip_cov": 1.0, "dft": 2.0, "dppo_kl": 2.5, "gmpo": 1.7, "ipo": 2.2, "kl_cov": 1.0,
-    "kto": 2.0, "mirror_descent": 2.5, "orpo": 2.0, "pairwise_ranking": 1.2, "reinforce": 2.2, "sft": 1.8,
-    "simpo": 1.9, "topk_distill": 1.5, "vespo": 2.2, "cpo": 2.2, "process_bce": 2.3,
-}  # fmt: skip
+    "bradley_terry": 1.3,
+    "clip_cov": 1.0,
+    "dft": 2.0,
+    "dppo_kl": 2.5,
+    "gmpo": 1.7,
+    "ipo": 2.2,
+    "kl_cov": 1.0,
+    "kto": 2.0,
+    "mirror_descent": 2.5,
+    "orpo": 2.0,
+    "pairwise_ranking": 1.2,
+    "reinforce": 2.2,
+    "sft": 1.8,
+    "simpo": 1.9,
+    "topk_distill": 1.5,
+    "vespo": 2.2,
+    "cpo": 2.2,
+    "process_bce": 2.3,
+}
 """Gates of losses that compiling makes less than 3 times faster, or about so; docs/log.md says why."""
 EXTRA_BYTES = 10_000_000
 
@@ -47,19 +62,26 @@ def step() -> tuple[PolicyOutputs, TensorDict]:
     aggregation = titanrl.build("aggregation", {"name": "sequence_mean"})
     candidates = torch.log_softmax(normal(ROWS, LENGTH, 2 * CANDIDATES), -1)
     batch = {
-        "loss_mask": mask, "loss_weight": aggregation(mask, group_id), "group_id": group_id,
-        "old_logprob": old, "ref_logprob": old + normal(ROWS, LENGTH, scale=0.1),
-        "advantage": torch.where(mask, normal(ROWS, 1), 0.0), "value": normal(ROWS, LENGTH),
-        "returns": torch.where(mask, normal(ROWS, LENGTH), 0.0), "reward": normal(ROWS),
+        "loss_mask": mask,
+        "loss_weight": aggregation(mask, group_id),
+        "group_id": group_id,
+        "old_logprob": old,
+        "ref_logprob": old + normal(ROWS, LENGTH, scale=0.1),
+        "advantage": torch.where(mask, normal(ROWS, 1), 0.0),
+        "value": normal(ROWS, LENGTH),
+        "returns": torch.where(mask, normal(ROWS, LENGTH), 0.0),
+        "reward": normal(ROWS),
         "token_reward": torch.rand(ROWS, LENGTH, generator=generator),
         "reference_point": torch.full((ROWS,), 0.1),
         "candidate_ids": torch.zeros(ROWS, LENGTH, CANDIDATES, dtype=torch.int64),
         "candidate_logprob": candidates[..., :CANDIDATES].contiguous(),
-    }  # fmt: skip
+    }
     policy = PolicyOutputs(
-        logprob=old + normal(ROWS, LENGTH, scale=0.2), entropy=normal(ROWS, LENGTH).abs(),
-        value=normal(ROWS, LENGTH), candidate_logprob=candidates[..., CANDIDATES:].contiguous(),
-    )  # fmt: skip
+        logprob=old + normal(ROWS, LENGTH, scale=0.2),
+        entropy=normal(ROWS, LENGTH).abs(),
+        value=normal(ROWS, LENGTH),
+        candidate_logprob=candidates[..., CANDIDATES:].contiguous(),
+    )
     leaves = (None if field is None else field.requires_grad_() for field in policy)
     return PolicyOutputs._make(leaves), TensorDict(batch, batch_size=[ROWS])
 

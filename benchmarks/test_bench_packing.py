@@ -118,10 +118,14 @@ def test_shared_prefixes(case: Case, benchmark: Any, tmp_path: Path, one_thread:
         for name in batches
     }
     benchmark.extra_info.update(
-        seconds=times, ratio=ratio, memory_mib=memory, dtype=dtype, threads=torch.get_num_threads(),
+        seconds=times,
+        ratio=ratio,
+        memory_mib=memory,
+        dtype=dtype,
+        threads=torch.get_num_threads(),
         tokens={name: found["update/computed_tokens"][0] for name, found in loss.items()},
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     assert ratio >= case.faster, benchmark.extra_info
     assert memory["shared"] <= case.memory * memory["separate"], benchmark.extra_info

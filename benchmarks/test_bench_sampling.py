@@ -61,9 +61,16 @@ class Bench:
     @torch.no_grad()
     def generate(self) -> Any:
         return self.peer.generate(
-            self.ids, attention_mask=self.ids != NO_TOKEN, do_sample=True, top_k=0, top_p=1.0,
-            max_new_tokens=TOKENS, min_new_tokens=TOKENS, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
+            self.ids,
+            attention_mask=self.ids != NO_TOKEN,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
 
     def gap(self, answers: list[Completion]) -> float:
         """Returns the mean |trainer - sampler| log-prob, nats."""

@@ -97,11 +97,14 @@ def test_a_step_is_faster_than_trl(name: str, tmp_path: Path, benchmark: Any) ->
     # The first step of each warms up.
     ratio = statistics.median(theirs / own for theirs, own in zip(peer[1:], ours.seconds[2:], strict=True))
     benchmark.extra_info.update(
-        seconds={"ours": ours.seconds, "trl": peer}, ratio=ratio,
-        dtype=fast_dtype(), trl_dtype=case.trl_dtype,
+        seconds={"ours": ours.seconds, "trl": peer},
+        ratio=ratio,
+        dtype=fast_dtype(),
+        trl_dtype=case.trl_dtype,
         stages={"ours": medians(ours.stages[2:]), "trl": medians(peer_stages[1:])},
-        threads=torch.get_num_threads(), torch=torch.__version__,
-    )  # fmt: skip
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     print(json.dumps(benchmark.extra_info, indent=2))
     assert ratio >= case.at_least, benchmark.extra_info
@@ -145,8 +148,9 @@ def test_a_step_takes_no_more_memory_than_trl(dtype: str, tmp_path: Path, benchm
     benchmark.extra_info.update(
         memory_mib={who: found.mib for who, found in peaks.items()},
         seconds={who: [found.seconds] for who, found in peaks.items()},
-        ratio={"trl": peaks["trl"].mib / peaks["ours"].mib}, dtype=dtype,
-    )  # fmt: skip
+        ratio={"trl": peaks["trl"].mib / peaks["ours"].mib},
+        dtype=dtype,
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     print(json.dumps(benchmark.extra_info, indent=2))
     assert peaks["ours"].mib <= peaks["trl"].mib, peaks
@@ -257,7 +261,7 @@ def our_session(
             "compile": {"enable": True, "components": ["model"]},
             "optimizer": {"lr": 1e-6},
         }
-    )  # fmt: skip
+    )
     init_distributed()
     session = open_session(experiment, folder, training_prompts, resume=False)
     sync(session, version=0)
@@ -300,13 +304,26 @@ def trl_steps(
         train_dataset=Dataset.from_list([{"prompt": chat} for chat in chats()]),
         callbacks=[Turns()],
         args=GRPOConfig(
-            output_dir=str(folder / "trl"), use_cpu=True, model_init_kwargs={"dtype": dtype}, bf16=False,
-            per_device_train_batch_size=8, gradient_accumulation_steps=PROMPTS, num_generations=SAMPLES,
-            max_completion_length=tokens, beta=0.0, loss_type="grpo", learning_rate=1e-6,
-            gradient_checkpointing=False, max_steps=steps, save_strategy="no", report_to=[],
-            logging_steps=1, disable_tqdm=True, dataloader_pin_memory=False,
+            output_dir=str(folder / "trl"),
+            use_cpu=True,
+            model_init_kwargs={"dtype": dtype},
+            bf16=False,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=PROMPTS,
+            num_generations=SAMPLES,
+            max_completion_length=tokens,
+            beta=0.0,
+            loss_type="grpo",
+            learning_rate=1e-6,
+            gradient_checkpointing=False,
+            max_steps=steps,
+            save_strategy="no",
+            report_to=[],
+            logging_steps=1,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
         ),
-    )  # fmt: skip
+    )
     for name in ("_generate", "_generate_and_score_completions"):
         setattr(trainer, name, timed(getattr(trainer, name), spent, name))
     trainer.train()

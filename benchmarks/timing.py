@@ -39,9 +39,12 @@ def compare(
     median = {name: statistics.median(values) for name, values in times.items()}
     ratio = median[against] / median["ours"]
     benchmark.extra_info.update(
-        seconds=times, ratio=ratio, threads=1, dtype="float32",
+        seconds=times,
+        ratio=ratio,
+        threads=1,
+        dtype="float32",
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark(ours)
     assert ratio >= at_least, benchmark.extra_info
 
