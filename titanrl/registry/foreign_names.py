@@ -1,4 +1,4 @@
-"""Names that other frameworks use, and the place where an experiment file has the same thing."""
+"""Names of other frameworks and the corresponding keys of an experiment file."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ def test_rewards_are_divided_by_the_running_standard_deviation():
     scaling = RewardScaling()
     for part in (FIRST, SECOND):
         scaling.update(torch.tensor(part))
-    deviation = statistics.stdev(FIRST + SECOND)
-    assert scaling.std == pytest.approx(deviation, rel=1e-6)
-    assert scaling(torch.tensor(SECOND)).tolist() == pytest.approx([r / deviation for r in SECOND], rel=1e-6)
+    std = statistics.stdev(FIRST + SECOND)
+    assert scaling.std == pytest.approx(std, rel=1e-6)
+    assert scaling(torch.tensor(SECOND)).tolist() == pytest.approx([r / std for r in SECOND], rel=1e-6)
 
 
 def test_center_subtracts_the_running_mean_before_clipping():
     scaling = RewardScaling(center=True, clip=1.5)
     scaling.update(torch.tensor(FIRST + SECOND))
-    mean, deviation = statistics.mean(FIRST + SECOND), statistics.stdev(FIRST + SECOND)
-    wanted = [max(-1.5, min(1.5, (r - mean) / deviation)) for r in FIRST + SECOND]
+    mean, std = statistics.mean(FIRST + SECOND), statistics.stdev(FIRST + SECOND)
+    wanted = [max(-1.5, min(1.5, (r - mean) / std)) for r in FIRST + SECOND]
     assert 1.5 in wanted
     assert -1.5 in wanted
     assert scaling(torch.tensor(FIRST + SECOND)).tolist() == pytest.approx(wanted, rel=1e-6)
