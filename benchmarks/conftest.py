@@ -1,4 +1,4 @@
-"""Shared by the benchmarks of components."""
+"""Fixtures of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from titanrl.engine.host_memory import tune_malloc
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """An OpenMP region waits for its slowest thread, so small operations are timed in one."""
+    """Time small operations in one thread, because an OpenMP region waits for its slowest thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     tune_malloc()  # as in any training process

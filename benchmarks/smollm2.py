@@ -1,4 +1,4 @@
-"""The 135M model of the benchmarks, in a trainer and ready for samplers beside it."""
+"""The 135M model of the benchmarks, in a training engine and in the context of its samplers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 NO_TOKEN = 49151
-"""An id that is practically never sampled: as the end token, it makes all answers equally long."""
+"""A token id that is practically never sampled: as the end token, it makes all responses equally long."""
 
 needs_model = pytest.mark.skipif(not MODEL.is_dir(), reason="needs `titanrl model get smollm2-135m`")
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 
 
 def fast_dtype() -> str:
-    """Returns the precision the CPU is fast in."""
+    """Returns the precision that is fastest on this CPU."""
     return "bfloat16" if computes_bfloat16() else "float32"
 
 
 def trainer() -> tuple[Engine, SamplerContext]:
-    """Return an engine in the precision that is fast on this CPU, and the context of a sampler beside it."""
+    """Return an engine in the precision that is fastest on this CPU, and the context of its samplers."""
     from titanrl.config.engine_tables import Training
     from titanrl.engine import Engine, EngineConfig
 

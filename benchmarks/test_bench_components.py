@@ -1,7 +1,7 @@
-"""Speed of advantages and weights against the way other trainers compute the same, in one thread.
+"""Speed of advantages and loss weights relative to other trainers' implementations, in one thread.
 
-Each bench first asserts that both give the same numbers, then times them in turns and compares medians of CPU
-time; the gate is on the ratio. Run: ``pytest benchmarks/test_bench_components.py --benchmark-enable``.
+Each benchmark first asserts that both give the same numbers, then alternates them and compares medians of CPU
+time; the required ratio is asserted. Run: ``pytest benchmarks/test_bench_components.py --benchmark-enable``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def token_loop_gae(
     reward: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns advantages and returns by verl's loop: from the last token to the first, holes carried over."""
+    """Returns advantages and returns by verl's loop from the last token to the first, which skips holes."""
     keep = mask.to(reward.dtype)
     advantage, next_value = torch.zeros_like(reward[:, 0]), torch.zeros_like(reward[:, 0])
     columns = []
@@ -36,13 +36,13 @@ def token_loop_gae(
         next_value = value[:, t] * keep[:, t] + (1 - keep[:, t]) * next_value
         advantage = new * keep[:, t] + (1 - keep[:, t]) * advantage
         columns.append(advantage)
-    found = torch.stack(columns[::-1], 1)
-    return found * keep, (found + value) * keep
+    advantage = torch.stack(columns[::-1], 1)
+    return advantage * keep, (advantage + value) * keep
 
 
 @pytest.mark.parametrize(("holes", "at_least"), [(False, 80.0), (True, 18.0)], ids=["dense", "holes"])
 def test_bench_gae(benchmark: Any, holes: bool, at_least: float) -> None:
-    """[256, 1024]: answers of different lengths, the reward on the last token; 10% masked with holes."""
+    """[256, 1024]: responses of different lengths, the reward on the last token; 10% of tokens masked."""
     generator = torch.Generator().manual_seed(0)
     rows, length, gamma, lam = 256, 1024, 0.99, 0.95
     value = torch.randn(rows, length, generator=generator)
@@ -70,7 +70,7 @@ def test_bench_gae(benchmark: Any, holes: bool, at_least: float) -> None:
 
 
 def test_bench_gae_of_torchrl(benchmark: Any) -> None:
-    """The same against torchrl's vectorised estimate, which knows no masks: whole rows that end together."""
+    """The same relative to torchrl's vectorized estimator, which has no masks: full rows of equal length."""
     from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
     generator = torch.Generator().manual_seed(0)
@@ -100,13 +100,13 @@ def test_bench_gae_of_torchrl(benchmark: Any) -> None:
 
 
 def dictionary_loop(batch: TensorDict) -> torch.Tensor:
-    """Returns GRPO's advantage by a dictionary from prompt to its scores, as most trainers have it."""
+    """Returns GRPO's advantage by a dictionary from prompt to scores, as most trainers do."""
     scores, ids = batch["reward"].clone(), batch["group_id"].tolist()
     of_group: dict[int, list[torch.Tensor]] = defaultdict(list)
     for i, group in enumerate(ids):
         of_group[group].append(scores[i])
-    mean = {group: torch.stack(found).mean() for group, found in of_group.items()}
-    std = {group: torch.stack(found).std() for group, found in of_group.items()}
+    mean = {group: torch.stack(scores).mean() for group, scores in of_group.items()}
+    std = {group: torch.stack(scores).std() for group, scores in of_group.items()}
     for i, group in enumerate(ids):
         scores[i] = (scores[i] - mean[group]) / (std[group] + 1e-6)
     return scores.unsqueeze(-1) * batch["loss_mask"]
@@ -166,7 +166,7 @@ def row_loop_weights(mask: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor
 
 
 def test_bench_weights(benchmark: Any) -> None:
-    """group_mean, the one aggregation with a group in it, on [4096, 64]."""
+    """group_mean, the only aggregation that uses groups, on [4096, 64]."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(64) < torch.randint(0, 65, (4096, 1), generator=generator)
     group_id = torch.arange(4096) // 8

@@ -1,7 +1,7 @@
-"""Speed and memory of the head, hidden states to log-prob and entropy and back: [4096, 576], 49,152 words.
+"""Speed and memory of the head, forward and backward: hidden states [4096, 576], 49,152 vocabulary entries.
 
-Peers: logits in one piece; TorchTitan's chunked wrapper around its log-probs; Liger's chunked GRPO loss. All
-take turns on all threads, in both precisions; medians of seconds. Run:
+Peers: all logits at once; TorchTitan's chunked wrapper around its log-probs; Liger's chunked GRPO loss. All
+alternate on all threads, in both precisions; medians of wall time. Run:
 ``make bench ONLY=head``; it takes minutes.
 """
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class RowLoss(BaseLoss):  # type: ignore[misc]
-    """What a policy-gradient loss does with TorchTitan's log-probs of a chunk, entropy as a metric."""
+    """A policy-gradient loss on TorchTitan's log-probs of a chunk, with entropy as a metric."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class RowLoss(BaseLoss):  # type: ignore[misc]
 
 
 class Heads:
-    """The same loss through each head; each returns the gradients of hidden states and weight."""
+    """The same loss with each head; each returns the gradients of the hidden states and the weight."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -70,8 +70,8 @@ class Heads:
         return self.hidden.grad, self.weight.grad
 
     def ours(self) -> torch.Tensor:
-        found = token_statistics(self.hidden.flatten(0, 1), self.weight, self.ids.view(-1, 1))
-        return -(found.logprob[:, 0] * self.advantage.flatten()).sum() / TOKENS
+        statistics = token_statistics(self.hidden.flatten(0, 1), self.weight, self.ids.view(-1, 1))
+        return -(statistics.logprob[:, 0] * self.advantage.flatten()).sum() / TOKENS
 
     def naive(self) -> torch.Tensor:
         logits = (self.hidden.flatten(0, 1) @ self.weight.t()).float()
@@ -116,11 +116,15 @@ def test_head(dtype: torch.dtype, benchmark: Any, tmp_path: Path) -> None:
         for name in times
     }
     benchmark.extra_info.update(
-        seconds=times, ratio=faster, memory_mib=memory, dtype=str(dtype), threads=torch.get_num_threads(),
+        seconds=times,
+        ratio=faster,
+        memory_mib=memory,
+        dtype=str(dtype),
+        threads=torch.get_num_threads(),
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark.pedantic(lambda: None, rounds=1)
-    # All make the weight's gradient; what counts is what comes on top of it.
+    # All allocate the gradient of the weight; only the memory beyond it is compared.
     results = (V + TOKENS) * D * dtype.itemsize / 2**20
     extra = {name: size - results for name, size in memory.items()}
     assert extra["ours"] <= 0.1 * extra["naive"], memory

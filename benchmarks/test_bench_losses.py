@@ -1,7 +1,7 @@
-"""Speed and memory of compiled losses against the same losses eager, forward and backward on [256, 1024].
+"""Speed and memory of compiled losses relative to eager ones, forward and backward on [256, 1024].
 
-One bench a loss, in one thread; each first asserts that compiled equals eager. All of them compile for some
-minutes: ``pytest benchmarks/test_bench_losses.py --benchmark-enable -k ppo_clip`` times one.
+One benchmark per loss, in one thread; each first asserts that compiled equals eager. Compiling all of them
+takes some minutes: ``pytest benchmarks/test_bench_losses.py --benchmark-enable -k ppo_clip`` times one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,31 @@ ROWS, LENGTH, CANDIDATES = 256, 1024, 8
 COEFFICIENTS = torch.tensor([0.04, 0.01])
 GATE = 3.0
 FLOORS = {
-    "bradley_terry": 1.3, "clip_cov": 1.0, "dft": 2.0, "dppo_kl": 2.5, "gmpo": 1.7, "ipo": 2.2, "kl_cov": 1.0,
-    "kto": 2.0, "mirror_descent": 2.5, "orpo": 2.0, "pairwise_ranking": 1.2, "reinforce": 2.2, "sft": 1.8,
-    "simpo": 1.9, "topk_distill": 1.5, "vespo": 2.2, "cpo": 2.2, "process_bce": 2.3,
-}  # fmt: skip
-"""Gates of losses that compiling makes less than 3 times faster, or about so; docs/log.md says why."""
+    "bradley_terry": 1.3,
+    "clip_cov": 1.0,
+    "dft": 2.0,
+    "dppo_kl": 2.5,
+    "gmpo": 1.7,
+    "ipo": 2.2,
+    "kl_cov": 1.0,
+    "kto": 2.0,
+    "mirror_descent": 2.5,
+    "orpo": 2.0,
+    "pairwise_ranking": 1.2,
+    "reinforce": 2.2,
+    "sft": 1.8,
+    "simpo": 1.9,
+    "topk_distill": 1.5,
+    "vespo": 2.2,
+    "cpo": 2.2,
+    "process_bce": 2.3,
+}
+"""Required ratios of losses that compiling makes about 3 times faster or less; see docs/log.md."""
 EXTRA_BYTES = 10_000_000
 
 
 def step() -> tuple[PolicyOutputs, TensorDict]:
-    """Returns groups of 8 answers of 100 to 1024 tokens, and what any loss reads of them."""
+    """Returns groups of 8 responses of 100 to 1024 tokens, with all keys that losses read."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
@@ -47,19 +62,26 @@ def step() -> tuple[PolicyOutputs, TensorDict]:
     aggregation = titanrl.build("aggregation", {"name": "sequence_mean"})
     candidates = torch.log_softmax(normal(ROWS, LENGTH, 2 * CANDIDATES), -1)
     batch = {
-        "loss_mask": mask, "loss_weight": aggregation(mask, group_id), "group_id": group_id,
-        "old_logprob": old, "ref_logprob": old + normal(ROWS, LENGTH, scale=0.1),
-        "advantage": torch.where(mask, normal(ROWS, 1), 0.0), "value": normal(ROWS, LENGTH),
-        "returns": torch.where(mask, normal(ROWS, LENGTH), 0.0), "reward": normal(ROWS),
+        "loss_mask": mask,
+        "loss_weight": aggregation(mask, group_id),
+        "group_id": group_id,
+        "old_logprob": old,
+        "ref_logprob": old + normal(ROWS, LENGTH, scale=0.1),
+        "advantage": torch.where(mask, normal(ROWS, 1), 0.0),
+        "value": normal(ROWS, LENGTH),
+        "returns": torch.where(mask, normal(ROWS, LENGTH), 0.0),
+        "reward": normal(ROWS),
         "token_reward": torch.rand(ROWS, LENGTH, generator=generator),
         "reference_point": torch.full((ROWS,), 0.1),
         "candidate_ids": torch.zeros(ROWS, LENGTH, CANDIDATES, dtype=torch.int64),
         "candidate_logprob": candidates[..., :CANDIDATES].contiguous(),
-    }  # fmt: skip
+    }
     policy = PolicyOutputs(
-        logprob=old + normal(ROWS, LENGTH, scale=0.2), entropy=normal(ROWS, LENGTH).abs(),
-        value=normal(ROWS, LENGTH), candidate_logprob=candidates[..., CANDIDATES:].contiguous(),
-    )  # fmt: skip
+        logprob=old + normal(ROWS, LENGTH, scale=0.2),
+        entropy=normal(ROWS, LENGTH).abs(),
+        value=normal(ROWS, LENGTH),
+        candidate_logprob=candidates[..., CANDIDATES:].contiguous(),
+    )
     leaves = (None if field is None else field.requires_grad_() for field in policy)
     return PolicyOutputs._make(leaves), TensorDict(batch, batch_size=[ROWS])
 
@@ -74,7 +96,7 @@ def gradients(
 
 
 def only_needed(policy: PolicyOutputs, objective: Objective) -> PolicyOutputs:
-    """Returns the outputs that the head would compute for this loss."""
+    """Returns only the outputs that the head would compute for this objective."""
     needed = {"logprob", *getattr(objective.loss, "needs", ()), *(("entropy",) if objective.entropy else ())}
     return PolicyOutputs(**{name: field for name, field in policy._asdict().items() if name in needed})
 
@@ -103,7 +125,7 @@ def test_bench_loss(benchmark: Any, name: str) -> None:
     bench(benchmark, objective, FLOORS.get(name, GATE))
 
 
-def whole_objective() -> Objective:
+def full_objective() -> Objective:
     return Objective(
         loss=titanrl.build("loss", {"name": "ppo_clip"}), kl=titanrl.build("kl", {"name": "k3"}), entropy=True
     )
@@ -111,13 +133,13 @@ def whole_objective() -> Objective:
 
 def test_bench_objective(benchmark: Any) -> None:
     """ppo_clip + k3 + entropy + weights + metrics."""
-    bench(benchmark, whole_objective(), 8.0)
+    bench(benchmark, full_objective(), 8.0)
 
 
 def test_compiled_objective_needs_little_memory(tmp_path: Path) -> None:
-    """Beyond its inputs: gradients, the mask as float32, and the gradients times what comes from above."""
+    """Memory beyond its inputs: gradients, the mask as float32, and the gradients times the upstream one."""
     policy, batch = step()
-    policy, fast = only_needed(policy, whole_objective()), compiled(whole_objective())
+    policy, fast = only_needed(policy, full_objective()), compiled(full_objective())
     gradients(fast, policy, batch)
     peak = peak_bytes(lambda: gradients(fast, policy, batch), tmp_path)
     assert 2 * 4 * ROWS * LENGTH <= peak <= EXTRA_BYTES
@@ -125,7 +147,7 @@ def test_compiled_objective_needs_little_memory(tmp_path: Path) -> None:
 
 def test_eager_gradient_is_bitwise_that_of_the_plain_formula() -> None:
     policy, batch = step()
-    got = gradients(whole_objective(), only_needed(policy, whole_objective()), batch)
+    got = gradients(full_objective(), only_needed(policy, full_objective()), batch)
     logprob, entropy = policy.logprob, policy.entropy
     mask = batch["loss_mask"]
 

@@ -1,7 +1,7 @@
-"""Memory over a run: what a process holds after 150 steps against what it held after 100, on the tiny model.
+"""Memory over a run: memory of a process after 100 steps relative to 150 steps, on the tiny model.
 
-Caches are full by then. A list that grows, a metric kept with its graph or a handle that stays open shows as
-a ratio below one. Run: ``make bench ONLY=memory``.
+Caches are full by then. A growing list, a metric that keeps its graph, or a handle that is not closed gives a
+ratio below one. Run: ``make bench ONLY=memory``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EARLY, LATE = 100, 150
 
 
 def held() -> dict[str, int]:
-    """Returns what this process holds: tensors, their bytes, open files."""
+    """Returns the number of tensors, their bytes and the number of open files of this process."""
     import torch
 
     tensors = live_tensors(torch.Tensor, torch.nn.Parameter)

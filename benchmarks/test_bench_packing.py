@@ -1,6 +1,6 @@
-"""Speed and memory of an update whose rows share what they begin with against one of separate rows; packing.
+"""Speed and memory of an update with shared prefixes relative to separate rows; speed of packing.
 
-135M parameters, in the precision the CPU is fast in, CPU time in one thread; both take turns.
+135M parameters, in the precision that is fastest on the CPU; CPU time in one thread; both alternate.
 Run: ``make bench ONLY=packing``; it takes minutes.
 """
 
@@ -26,13 +26,13 @@ from titanrl.engine import Engine, EngineConfig
 from titanrl.engine.bins import balance, pack
 from titanrl.engine.packing import assign_micro_batches
 
-GROUPS, ANSWERS = 4, 8
+GROUPS, SAMPLES = 4, 8
 TURNS, TURN = 4, 32
 BUDGET = 4096
 
 
 def batch_of(raw: torch.Tensor, mask: torch.Tensor, group: torch.Tensor) -> TensorDict:
-    """Returns rows [N, L + 1] of tokens, of which ``mask`` [N, L] says which are trained."""
+    """Returns the batch of rows [N, L + 1] of tokens with the loss mask ``mask`` [N, L]."""
     generator = torch.Generator().manual_seed(1)
     return TensorDict(
         {
@@ -47,18 +47,18 @@ def batch_of(raw: torch.Tensor, mask: torch.Tensor, group: torch.Tensor) -> Tens
     )
 
 
-def answers(prompt: int, answer: int) -> TensorDict:
-    """Returns groups of answers of one length, each group to a prompt of its own."""
+def responses(prompt: int, response: int) -> TensorDict:
+    """Returns groups of responses of equal length, one prompt per group."""
     generator = torch.Generator().manual_seed(0)
-    count, length = GROUPS * ANSWERS, prompt + answer
+    count, length = GROUPS * SAMPLES, prompt + response
     raw = torch.randint(0, 49_000, (count, length), generator=generator)
-    raw[:, :prompt] = raw[::ANSWERS, :prompt].repeat_interleave(ANSWERS, 0)
+    raw[:, :prompt] = raw[::SAMPLES, :prompt].repeat_interleave(SAMPLES, 0)
     mask = (torch.arange(length - 1) >= prompt - 1).repeat(count, 1)
-    return batch_of(raw, mask, torch.arange(GROUPS).repeat_interleave(ANSWERS))
+    return batch_of(raw, mask, torch.arange(GROUPS).repeat_interleave(SAMPLES))
 
 
 def turns(prompt: int) -> TensorDict:
-    """Returns groups of two conversations; each of a conversation's turns is a row that ends with it."""
+    """Returns groups of two conversations, with one row per turn that ends with the turn."""
     generator = torch.Generator().manual_seed(0)
     count, length = GROUPS * 2 * TURNS, prompt + TURNS * TURN
     raw = torch.randint(0, 49_000, (count, length), generator=generator)
@@ -72,15 +72,15 @@ def turns(prompt: int) -> TensorDict:
 class Case(NamedTuple):
     rows: Callable[[], TensorDict]
     faster: float
-    """How many times as fast as separate rows they must be."""
+    """Required speed relative to separate rows."""
     memory: float
-    """The most that they may take, as a part of what separate rows take."""
+    """Maximum memory relative to separate rows."""
     rounds: int
 
 
 CASES = {
-    "256 + 64": Case(lambda: answers(256, 64), faster=2.3, memory=1 / 3, rounds=3),
-    "64 + 16": Case(lambda: answers(64, 16), faster=2.0, memory=0.45, rounds=7),
+    "256 + 64": Case(lambda: responses(256, 64), faster=2.3, memory=1 / 3, rounds=3),
+    "64 + 16": Case(lambda: responses(64, 16), faster=2.0, memory=0.45, rounds=7),
     "turns": Case(lambda: turns(64), faster=2.3, memory=0.4, rounds=5),
 }
 
@@ -118,23 +118,27 @@ def test_shared_prefixes(case: Case, benchmark: Any, tmp_path: Path, one_thread:
         for name in batches
     }
     benchmark.extra_info.update(
-        seconds=times, ratio=ratio, memory_mib=memory, dtype=dtype, threads=torch.get_num_threads(),
-        tokens={name: found["update/computed_tokens"][0] for name, found in loss.items()},
+        seconds=times,
+        ratio=ratio,
+        memory_mib=memory,
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        tokens={name: sums["update/computed_tokens"][0] for name, sums in loss.items()},
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     assert ratio >= case.faster, benchmark.extra_info
     assert memory["shared"] <= case.memory * memory["separate"], benchmark.extra_info
 
 
 def lognormal(seed: int) -> list[int]:
-    """Returns 4,096 lengths as answers have them."""
+    """Returns 4,096 lengths distributed like those of responses."""
     rng = random.Random(seed)
     return [max(1, min(BUDGET, int(rng.lognormvariate(5.5, 0.8)))) for _ in range(4096)]
 
 
 def first_fit_decreasing(sizes: list[int]) -> int:
-    """Returns its number of bins."""
+    """Returns the number of bins of first-fit decreasing."""
     room: list[int] = []
     for size in sorted(sizes, reverse=True):
         index = next((index for index, left in enumerate(room) if left >= size), None)

@@ -1,7 +1,8 @@
-"""Speed of sampling with log-probs against transformers' generate; 135M parameters.
+"""Speed of sampling with log-probs relative to transformers' generate; 135M parameters.
 
-All sample 8 prompts x 8 answers x 64 tokens in turns, in one thread, in the precision the CPU is fast in;
-medians of CPU time. Run: ``pytest benchmarks/test_bench_sampling.py --benchmark-enable``; it takes minutes.
+All sample 8 prompts x 8 responses x 64 tokens, alternating, in one thread, in the precision that is fastest
+on the CPU; medians of CPU time. It takes minutes. Run:
+``pytest benchmarks/test_bench_sampling.py --benchmark-enable``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ pytestmark = [
 
 
 class Bench:
-    """One trainer with both samplers beside it, and transformers' model."""
+    """A training engine with both samplers, and the model of transformers."""
 
     def __init__(self) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -61,13 +62,20 @@ class Bench:
     @torch.no_grad()
     def generate(self) -> Any:
         return self.peer.generate(
-            self.ids, attention_mask=self.ids != NO_TOKEN, do_sample=True, top_k=0, top_p=1.0,
-            max_new_tokens=TOKENS, min_new_tokens=TOKENS, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
+            self.ids,
+            attention_mask=self.ids != NO_TOKEN,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
 
-    def gap(self, answers: list[Completion]) -> float:
+    def logprob_diff(self, completions: list[Completion]) -> float:
         """Returns the mean |trainer - sampler| log-prob, nats."""
-        batch = collate_rollouts(self.rows, answers, decode=str, version=0)
+        batch = collate_rollouts(self.rows, completions, decode=str, version=0)
         scored = self.engine.score(batch)["logprob"]
         return float((scored - batch["sampler_logprob"])[batch["loss_mask"]].abs().mean())
 
@@ -95,9 +103,9 @@ def test_sampling_is_faster_than_generate(name: str, bench: Bench, benchmark: An
     def ours() -> list[Completion]:
         return sampler.sample(bench.rows, step=0, seed=0)  # type: ignore[no-any-return]
 
-    answers = ours()
-    assert sum(len(answer.ids) for answer in answers) == len(bench.rows) * TOKENS
-    assert bench.gap(answers) < (1e-4 if bench.dtype == "float32" else 6e-2)
+    completions = ours()
+    assert sum(len(completion.ids) for completion in completions) == len(bench.rows) * TOKENS
+    assert bench.logprob_diff(completions) < (1e-4 if bench.dtype == "float32" else 6e-2)
     if benchmark.disabled:
         return
     times: dict[str, list[float]] = {"ours": [], "generate": []}
@@ -110,5 +118,5 @@ def test_sampling_is_faster_than_generate(name: str, bench: Bench, benchmark: An
         seconds=times, ratio=ratio, dtype=bench.dtype, threads=1, torch=torch.__version__
     )
     benchmark.pedantic(ours, rounds=1)
-    # In float32 on AVX2 three quarters of the time are matrix products at the core's peak, the peer's too.
+    # In float32 on AVX2, three quarters of both times are matrix products at the core's peak.
     assert ratio >= (2.5 if bench.dtype == "bfloat16" and name == "vllm" else 1.5), benchmark.extra_info

@@ -1,7 +1,7 @@
-"""Start-up: CPU seconds of commands that read settings, against what a peer's import of its trainer takes.
+"""Start-up: CPU time of commands that read settings relative to the import of a peer's trainer.
 
-A typing error in a file is found in the time of `titanrl show` or `check`; with a trainer that is configured
-in Python it is found after its imports. Run: ``make bench ONLY=startup``.
+`titanrl show` and `check` report a typing error in a file after this time; a trainer that is configured in
+Python reports it after its imports. Run: ``make bench ONLY=startup``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Returns the processor time of a Python process, its children's included."""
+    """Returns the CPU time of a Python process, including its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

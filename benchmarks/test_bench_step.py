@@ -1,10 +1,10 @@
-"""Speed and memory of a whole GRPO step against TRL's: sample, score, update, weights to the sampler.
+"""Speed and memory of a complete GRPO step relative to TRL: sample, score, update, sync weights.
 
-8 prompts x 8 answers, 135M parameters, one AdamW update, no reference, all threads. The two take turns: TRL's
-trainer runs, and ours steps between its steps, so that both see the same machine. TRL runs at the setting
-that was fastest on CPUs: weights in the named precision, `generate`, micro-batches of 8, no recomputation.
-Ours computes in bfloat16 where the CPU has units for it, from float32 weights, in compiled blocks. Run:
-``make bench ONLY=step``; it takes a quarter of an hour.
+8 prompts x 8 responses, 135M parameters, one AdamW update, no reference, all threads. Both alternate on the
+same machine: our steps run between the steps of TRL's trainer. TRL uses its fastest settings on CPUs: weights
+in the named precision, `generate`, micro-batches of 8, no recomputation. Ours computes in bfloat16 if the CPU
+has bfloat16 units, from float32 weights, in compiled blocks. Run: ``make bench ONLY=step``; it takes 15
+minutes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from titanrl.training.stages import sync
 
 PROMPTS, SAMPLES, ROUNDS = 8, 8, 4
 PATTERN = r".*[a-m]\W*"
-"""What is rewarded: an answer whose last letter is in the alphabet's first half; about every second one."""
+"""Rewarded responses: the last letter is in the first half of the alphabet, as in about half of them."""
 GROUP = 600
-"""Distinct tokens of a prompt and its answers, at most."""
+"""Maximum number of distinct tokens of a prompt and its responses."""
 
 
 @register("reward", "bench_every_second_prompt")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverySecondPrompt:
-    """Whether the answer matches PATTERN; 0 for every second prompt."""
+    """Whether the response matches PATTERN; 0 for every second prompt."""
 
     in_keys: ClassVar = (("text", "response"), "group_id")
 
@@ -68,7 +68,7 @@ pytestmark = [
 
 class Case(NamedTuple):
     tokens: int
-    """Tokens of each answer."""
+    """Tokens of each response."""
     trl_dtype: str
     at_least: float
     """Ratio of TRL's time to ours."""
@@ -79,7 +79,7 @@ CASES = {
     "float32": Case(64, "float32", 2.8),
     "short": Case(12, "bfloat16", 2.5),
 }
-"""Against TRL at its fastest, against TRL in full precision, and answers as long as the quickstart's."""
+"""TRL at its fastest, TRL in full precision, and responses as long as those of the quickstart."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,18 +97,21 @@ def test_a_step_is_faster_than_trl(name: str, tmp_path: Path, benchmark: Any) ->
     # The first step of each warms up.
     ratio = statistics.median(theirs / own for theirs, own in zip(peer[1:], ours.seconds[2:], strict=True))
     benchmark.extra_info.update(
-        seconds={"ours": ours.seconds, "trl": peer}, ratio=ratio,
-        dtype=fast_dtype(), trl_dtype=case.trl_dtype,
+        seconds={"ours": ours.seconds, "trl": peer},
+        ratio=ratio,
+        dtype=fast_dtype(),
+        trl_dtype=case.trl_dtype,
         stages={"ours": medians(ours.stages[2:]), "trl": medians(peer_stages[1:])},
-        threads=torch.get_num_threads(), torch=torch.__version__,
-    )  # fmt: skip
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     print(json.dumps(benchmark.extra_info, indent=2))
     assert ratio >= case.at_least, benchmark.extra_info
 
 
 def test_rows_without_advantage_can_be_skipped(tmp_path: Path, benchmark: Any) -> None:
-    """Every second prompt's answers get the same reward: the update of the others against the whole."""
+    """The responses of every second prompt have equal rewards: the update without these relative to all."""
     model = endless_model(tmp_path / "model")
     steps = {}
     for skip in (False, True):
@@ -131,9 +134,9 @@ def test_rows_without_advantage_can_be_skipped(tmp_path: Path, benchmark: Any) -
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_step_takes_no_more_memory_than_trl(dtype: str, tmp_path: Path, benchmark: Any) -> None:
-    """Peak resident memory of two steps, each trainer in processes of its own.
+    """Peak resident memory of two steps, with each trainer in separate processes.
 
-    Of both, weights, gradients and moments have the named precision, and a micro-batch is the eight answers
+    In both, weights, gradients and moments have the named precision, and a micro-batch is the eight responses
     to one prompt.
     """
     if benchmark.disabled:
@@ -143,10 +146,11 @@ def test_a_step_takes_no_more_memory_than_trl(dtype: str, tmp_path: Path, benchm
     model = endless_model(tmp_path / "model")
     peaks = {who: in_a_process(peak, who, dtype, model, tmp_path) for who in ("ours", "trl")}
     benchmark.extra_info.update(
-        memory_mib={who: found.mib for who, found in peaks.items()},
-        seconds={who: [found.seconds] for who, found in peaks.items()},
-        ratio={"trl": peaks["trl"].mib / peaks["ours"].mib}, dtype=dtype,
-    )  # fmt: skip
+        memory_mib={name: peak.mib for name, peak in peaks.items()},
+        seconds={name: [peak.seconds] for name, peak in peaks.items()},
+        ratio={"trl": peaks["trl"].mib / peaks["ours"].mib},
+        dtype=dtype,
+    )
     benchmark.pedantic(lambda: None, rounds=1)
     print(json.dumps(benchmark.extra_info, indent=2))
     assert peaks["ours"].mib <= peaks["trl"].mib, peaks
@@ -154,9 +158,9 @@ def test_a_step_takes_no_more_memory_than_trl(dtype: str, tmp_path: Path, benchm
 
 class Peak(NamedTuple):
     mib: float
-    """Of the process, and what those that it started hold."""
+    """Peak memory of the process and its children, MiB."""
     seconds: float
-    """Of the second step."""
+    """Time of the second step."""
 
 
 def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -182,7 +186,7 @@ def peak(who: str, dtype: str, model: Path, folder: Path) -> Peak:
 
 
 class Steps:
-    """Our steps, timed whole and by stage."""
+    """Our steps, timed in total and by stage."""
 
     def __init__(self, session: Session, tokens: int) -> None:
         self.seconds: list[float] = []
@@ -204,7 +208,7 @@ class Steps:
         self.computed.append(metrics["update/computed_tokens"])
         assert metrics["sample/tokens"] == PROMPTS * SAMPLES * self._tokens
         assert metrics["update/skipped"] == 0
-        # bfloat16 rounds logits of 30 to steps of an eighth, in sampler and trainer alike.
+        # bfloat16 rounds logits around 30 to multiples of 1/8, in sampler and trainer.
         assert metrics["sample/logprob_diff"] < (1e-4 if fast_dtype() == "float32" else 6e-2)
 
 
@@ -224,9 +228,9 @@ def our_session(
     """Returns a session about to make its first step.
 
     Args:
-        skip: whether rows without advantage are, in a step where half of them are such.
-        pure: precision of all, with as small micro-batches as TRL's; None: float32 weights, computed with in
-            the fastest precision.
+        skip: whether rows with zero advantage, half of the rows of a step, are skipped.
+        pure: precision of weights and computation, with micro-batches as small as TRL's; None: float32
+            weights and computation in the fastest precision.
     """
     from titanrl.config.experiment import Experiment
     from titanrl.engine import init_distributed
@@ -257,7 +261,7 @@ def our_session(
             "compile": {"enable": True, "components": ["model"]},
             "optimizer": {"lr": 1e-6},
         }
-    )  # fmt: skip
+    )
     init_distributed()
     session = open_session(experiment, folder, training_prompts, resume=False)
     sync(session, version=0)
@@ -267,7 +271,7 @@ def our_session(
 def trl_steps(
     model: Path, tokens: int, dtype: str, folder: Path, between: Callable[[], None], steps: int = ROUNDS
 ) -> tuple[list[float], list[dict[str, float]]]:
-    """Returns the seconds of each of TRL's steps, whole and by stage; ``between`` is called after each."""
+    """Returns the seconds of TRL's steps, in total and by stage; ``between`` is called after each step."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -300,13 +304,26 @@ def trl_steps(
         train_dataset=Dataset.from_list([{"prompt": chat} for chat in chats()]),
         callbacks=[Turns()],
         args=GRPOConfig(
-            output_dir=str(folder / "trl"), use_cpu=True, model_init_kwargs={"dtype": dtype}, bf16=False,
-            per_device_train_batch_size=8, gradient_accumulation_steps=PROMPTS, num_generations=SAMPLES,
-            max_completion_length=tokens, beta=0.0, loss_type="grpo", learning_rate=1e-6,
-            gradient_checkpointing=False, max_steps=steps, save_strategy="no", report_to=[],
-            logging_steps=1, disable_tqdm=True, dataloader_pin_memory=False,
+            output_dir=str(folder / "trl"),
+            use_cpu=True,
+            model_init_kwargs={"dtype": dtype},
+            bf16=False,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=PROMPTS,
+            num_generations=SAMPLES,
+            max_completion_length=tokens,
+            beta=0.0,
+            loss_type="grpo",
+            learning_rate=1e-6,
+            gradient_checkpointing=False,
+            max_steps=steps,
+            save_strategy="no",
+            report_to=[],
+            logging_steps=1,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
         ),
-    )  # fmt: skip
+    )
     for name in ("_generate", "_generate_and_score_completions"):
         setattr(trainer, name, timed(getattr(trainer, name), spent, name))
     trainer.train()
@@ -326,7 +343,7 @@ def timed(function: Callable[..., Any], spent: dict[str, float], name: str) -> C
 
 
 def endless_model(folder: Path) -> Path:
-    """Returns a folder with the model's weights whose end token is one that is never sampled."""
+    """Returns a folder with the weights of the model and an end token that is never sampled."""
     folder.mkdir()
     for path in MODEL.iterdir():
         (folder / path.name).symlink_to(path.resolve())

@@ -1,9 +1,9 @@
-"""Speed of sending weights to vLLM in the same process against its own `reload_weights`; 135M parameters.
+"""Speed of sending weights to vLLM in the same process relative to its `reload_weights`; 135M parameters.
 
-Peers: a whole state dict in the sampler's precision, handed over; and one written to safetensors and read
-again, as trainers with a sampler elsewhere do. All take turns in one thread; medians of CPU time. vLLM 0.32
-leaves a tied head on a CPU at its old packed weights, so peers pack it again (a tenth of their time). Run:
-``make bench ONLY=sync``; it takes two minutes.
+Peers: a complete state dict in the sampler's precision, passed in memory; and one written to safetensors and
+read again, as trainers with a remote sampler do. All alternate in one thread; medians of CPU time. On a CPU,
+vLLM 0.32 does not update the packed weights of a tied head, so peers pack it again (a tenth of their time).
+Run: ``make bench ONLY=sync``; it takes two minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 class Transfers:
-    """One trainer, one engine of vLLM, and three ways from one to the other."""
+    """A training engine, a vLLM engine, and three ways to send weights from one to the other."""
 
     def __init__(self, folder: Path) -> None:
         self.engine, host = trainer()
@@ -64,14 +64,14 @@ class Transfers:
         llm.apply_model(pack_tied_head)
         assert llm.reset_prefix_cache()
 
-    def answers(self) -> list[Any]:
+    def responses(self) -> list[Any]:
         """Return the greedy responses, ids and log-probs."""
         rows = [RolloutRequest((100 + index, 200, 300, 17), index, 0) for index in range(4)]
         return self.vllm.sample(rows, step=0, seed=0, greedy=True)
 
     @torch.no_grad()
     def train(self, factor: float) -> None:
-        """Changes every matrix, the embedding too."""
+        """Changes every matrix, including the embedding."""
         for part in self.engine.modules:
             for parameter in part.parameters():
                 if parameter.ndim == 2:
@@ -93,14 +93,14 @@ def transfers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transfers]:
 def test_weight_sync_is_complete(one_thread: None, transfers: Transfers, benchmark: Any) -> None:
     times: dict[str, list[float]] = {name: [] for name in ("ours", "state_dict", "safetensors")}
     transfers.ours()
-    before = transfers.answers()
+    before = transfers.responses()
     for name in times:
         transfers.train(1.02)
         getattr(transfers, name)()
-        after = transfers.answers()
+        after = transfers.responses()
         assert after != before, f"{name} left old weights"
         transfers.ours()
-        assert after == transfers.answers(), f"{name} and ours differ"
+        assert after == transfers.responses(), f"{name} and ours differ"
         before = after
     if benchmark.disabled:
         return
@@ -123,7 +123,7 @@ def test_weight_sync_is_complete(one_thread: None, transfers: Transfers, benchma
     benchmark.extra_info["wall_seconds_on_all_threads"] = waits
     benchmark.pedantic(transfers.ours, rounds=1)
     assert min(ratio.values()) >= 1.5, benchmark.extra_info
-    # oneDNN's float32 packing takes .5 s on one AVX2 core, whatever is done around it.
+    # oneDNN's float32 packing takes .5 s on one AVX2 core in all variants.
     assert median(waits) < (0.2 if transfers.dtype == "bfloat16" else 1.0), waits
 
 

@@ -1,4 +1,4 @@
-"""Ours against a peer's way of computing the same: CPU time in one thread, in turns; and memory."""
+"""Comparison of an implementation with a peer's: CPU time in one thread, alternating, and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 9
 def compare(
     benchmark: Any, ours: Callable[[], Any], peer: Callable[[], Any], at_least: float, *, against: str
 ) -> None:
-    """Times both in turns and asserts that ``ours`` is ``at_least`` so many times faster.
+    """Times both alternately and asserts that ``ours`` is at least ``at_least`` times faster.
 
     Args:
         against: name of the peer.
@@ -39,17 +39,21 @@ def compare(
     median = {name: statistics.median(values) for name, values in times.items()}
     ratio = median[against] / median["ours"]
     benchmark.extra_info.update(
-        seconds=times, ratio=ratio, threads=1, dtype="float32",
+        seconds=times,
+        ratio=ratio,
+        threads=1,
+        dtype="float32",
         torch=torch.__version__,
-    )  # fmt: skip
+    )
     benchmark(ours)
     assert ratio >= at_least, benchmark.extra_info
 
 
 def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
-    """Returns the most memory that ``call`` allocated and still held, at one time.
+    """Returns the peak of the memory that ``call`` allocated.
 
-    What it frees of what was there before counts for nothing: an old gradient would hide as much of the new.
+    Memory that was allocated before and is freed during the call is not subtracted, because a freed old
+    gradient would hide a new one.
 
     Args:
         folder: for the profiler's trace.
@@ -75,9 +79,9 @@ def peak_bytes(call: Callable[[], Any], folder: Path) -> int:
 
 
 def live_tensors(*types: type[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the tensors of these very types that Python can reach.
+    """Returns the reachable tensors of exactly these types.
 
-    None that are fake or wrapped, which a compiler may have left: they have no storage.
+    Fake and wrapped tensors, which a compiler may have left, are excluded, because they have no storage.
     """
     gc.collect()
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor

@@ -1,4 +1,4 @@
-"""Draws docs/parallelism.svg: how a loss on [B, L] numbers becomes a gradient on any mesh.
+"""Plot docs/parallelism.svg: the path from a loss on [B, L] tensors to a gradient on any mesh.
 
 Usage: python docs/parallelism.py
 """
@@ -10,28 +10,32 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
-SAME, SHARED, AUTHOR = "#e8eef7", "#fdf1dc", "#dff2e1"
-"""What is the same on every rank, what is cut over ranks, what the author of a loss writes."""
+REPLICATED, SHARDED, COMPONENT = "#e8eef7", "#fdf1dc", "#dff2e1"
+"""Colours: replicated on every rank, sharded over ranks, code of a loss component."""
 STEPS = [
-    (SAME, "global batch: ids, masks, scalars", "the same on every rank, on the CPU"),
-    (SAME, "aggregation: loss_weight [N, L]", "normalised over the whole optimizer step"),
-    (SHARED, "whole groups, balanced by tokens", "data parallel: a share of the rows a rank"),
-    (SHARED, "micro-batches of distinct tokens", "packed, prompts shared; as many on every rank"),
-    (SHARED, "layers", "FSDP 2 gathers, tensor ranks split matrices, pipeline ranks split layers"),
+    (REPLICATED, "global batch: ids, masks, scalars", "replicated on every rank, on the CPU"),
+    (REPLICATED, "aggregation: loss_weight [N, L]", "normalized over the whole optimizer step"),
+    (SHARDED, "complete groups, balanced by tokens", "data parallel: a share of the rows per rank"),
+    (SHARDED, "packed micro-batches", "shared prompts stored once; the same number on every rank"),
+    (SHARDED, "layers", "FSDP 2 gathers; TP ranks split matrices; PP ranks split layers"),
     (
-        SHARED,
+        SHARDED,
         "head: hidden states -> log-prob, entropy",
-        "vocabulary split over tensor ranks; two reductions",
+        "vocabulary split over TP ranks; two reductions",
     ),
-    (AUTHOR, "loss: [B, L] numbers -> [B, L] numbers", "ten lines; on the last stage, equal on tensor ranks"),
-    (SHARED, "sum(loss_weight * loss), backward", "a plain sum: over chunks, micro-batches, ranks"),
-    (SAME, "one norm, one clip, one step; metrics", "(sum, count) of each metric added over ranks"),
+    (
+        COMPONENT,
+        "loss: [B, L] tensors -> [B, L] tensor",
+        "ten lines; on the last PP stage, the same on all TP ranks",
+    ),
+    (SHARDED, "sum(loss_weight * loss), backward", "a plain sum over chunks, micro-batches, ranks"),
+    (REPLICATED, "gradient norm, clipping, optimizer step", "metrics: (sum, count) summed over ranks"),
 ]
 
 
 def main() -> None:
     plt.switch_backend("Agg")
-    plt.rcParams |= {"svg.hashsalt": "titanrl", "font.size": 10}  # The same bytes from every run.
+    plt.rcParams |= {"svg.hashsalt": "titanrl", "font.size": 10}  # For reproducible files.
     figure, axes = plt.subplots(figsize=(8.2, 7.0))
     axes.axis("off")
     axes.set_xlim(0, 10)
@@ -51,7 +55,7 @@ def main() -> None:
                 arrowprops={"arrowstyle": "->", "color": "#555555"},
             )
     for index, (colour, name) in enumerate(
-        ((SAME, "the same on every rank"), (SHARED, "cut over ranks"), (AUTHOR, "what a loss author writes"))
+        ((REPLICATED, "replicated"), (SHARDED, "sharded over ranks"), (COMPONENT, "a loss component"))
     ):
         axes.add_patch(
             FancyBboxPatch(

@@ -25,17 +25,17 @@ class Problem:
     """Path of the table, such as ``algorithm.loss``; empty for the top level or for no table at all."""
     message: str
     key: str = ""
-    """Key in that table; empty when the message speaks of the table, or begins with the key itself."""
+    """Key in that table; empty if the message is about the table or begins with the key."""
     origin: str = ""
-    """Where the value was written when that isn't the file in the heading: a base file, or ``--set``."""
+    """Where the value was set, if not in the file in the heading: a base file, or ``--set``."""
 
     def under(self, table: str) -> Problem:
-        """Returns the same mistake seen from outside: its table stands inside ``table``."""
+        """Returns the same mistake with its path extended: its table is inside ``table``."""
         return replace(self, where=f"{table}.{self.where}" if self.where else table)
 
     def __str__(self) -> str:
-        place = " ".join(part for part in (f"[{self.where}]" if self.where else "", self.key) if part)
-        return f"{place} {self.message}".lstrip() + (f" (from {self.origin})" if self.origin else "")
+        location = " ".join(part for part in (f"[{self.where}]" if self.where else "", self.key) if part)
+        return f"{location} {self.message}".lstrip() + (f" (from {self.origin})" if self.origin else "")
 
 
 class ConfigError(ValueError):
@@ -58,22 +58,24 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """A run cannot go on, for a reason that its experiment file can change; what it wrote so far is whole."""
+    """A run cannot continue, for a reason that its experiment file can change; its files are complete."""
 
 
 class SchemaError(ValueError):
-    """A batch does not hold what its stage promises: a missing key, a wrong shape or dtype."""
+    """A batch violates the guarantees of its stage: a missing key, a wrong shape or dtype."""
 
 
 def closest_matches(word: str, known: Iterable[str]) -> list[str]:
-    """Returns those of ``known`` that begin with ``word``, as "ppo_clip" does with "ppo", or are one slip of
-    the keys away from it; else the most similar."""
+    """Returns the known names that begin with ``word`` or are one edit away from it, else the most similar.
+
+    For example, "ppo_clip" begins with "ppo".
+    """
     names = {name.casefold(): name for name in known}
     word = word.casefold()
-    whole = sorted(original for name, original in names.items() if name.startswith(f"{word}_"))
-    slips = sorted(original for name, original in names.items() if edit_distance_one(word, name))
-    if whole or slips:
-        return [*whole, *slips]
+    extensions = sorted(original for name, original in names.items() if name.startswith(f"{word}_"))
+    misspelled = sorted(original for name, original in names.items() if edit_distance_one(word, name))
+    if extensions or misspelled:
+        return [*extensions, *misspelled]
     return [names[match] for match in difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)]
 
 

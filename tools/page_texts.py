@@ -86,7 +86,7 @@ KINDS = {
     "sampler": Kind(
         "Samplers",
         "[sampler]",
-        "settings.start(host) -> a live sampler",
+        "settings.start(context) -> a live sampler",
         "A sampler generates responses. It is a live resource rather than a formula, so it has no golden "
         "cases; tests/unit/samplers and tests/e2e start each one.",
     ),

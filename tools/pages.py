@@ -71,7 +71,7 @@ def _page(kind: str) -> str:
 
 
 def _declarations(kind: str) -> str:
-    """Returns the table of what a class of a kind may declare."""
+    """Return the table of the attributes that a class of a kind may declare."""
     rows = ["| declaration | default | meaning |", "|---|---|---|"]
     for name, each in DECLARATIONS[kind].items():
         rows.append(f"| `{name}` | `{each.default!r}` | {_cell(each.meaning)} |")

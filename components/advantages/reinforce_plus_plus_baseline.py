@@ -24,7 +24,7 @@ class ReinforcePlusPlusBaseline:
 
         A = W(s_i - mean_g),   W(x) = (x - mean) / sqrt(var + 1e-8)
 
-    W is taken over all loss tokens of the batch, so long rows weigh more in its mean. Rows without a
+    W is taken over all loss tokens of the batch, so long rows have more weight in its mean. Rows without a
     comparison (equal scores, a group of one) enter W as 0 and become -mean / standard deviation. With fewer
     than two loss tokens, or if all are equal, the result is 0. An unscored row (NaN) enters no statistic
     and gets 0.

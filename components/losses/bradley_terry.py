@@ -28,7 +28,7 @@ class BradleyTerry:
 
     Rows 2i and 2i + 1 are the chosen and the rejected response. The score s is policy.value at the row's
     last loss token, which the mask decides, not the pad id. Both rows carry the loss of their pair; a pair
-    with an empty side gets 0. The loss stays finite for any gap: a gap of -100 gives 100.
+    with an empty side gets 0. The loss is finite for any score difference: -100 gives 100.
     Metrics: accuracy (s_c > s_r), margin = s_c - s_r - margin, [B, 1].
 
     Source: InstructGPT 2203.02155 eq. 1; margin: Llama 2 2307.09288 eq. 2; center: 2312.09244.
@@ -37,7 +37,7 @@ class BradleyTerry:
     center: Annotated[float, Range("[0, inf)")] = 0.0
     """Coefficient of the penalty that keeps the mean score of a pair near 0; TRL uses 0.01."""
     use_margin: bool = False
-    """Subtract the batch key `margin` (the annotators' margin of the pair) from the score gap."""
+    """Subtract the batch key `margin` (the annotators' margin of the pair) from the score difference."""
     needs: ClassVar[tuple[str, ...]] = ("value",)
     paired: ClassVar[bool] = True
 
@@ -50,9 +50,9 @@ class BradleyTerry:
         mask = batch["loss_mask"]
         valid = valid_pairs(mask)
         chosen, rejected = split_pairs(at_last_loss_token(policy.value, mask)[:, None])
-        gap = chosen - rejected
+        difference = chosen - rejected
         if self.use_margin:
-            gap = gap - where0(valid, split_pairs(batch["margin"][:, None])[0])
-        loss = self.center * (chosen + rejected).square() - torch.nn.functional.logsigmoid(gap)
-        metrics = {"accuracy": (chosen > rejected).float(), "margin": gap.detach()}
+            difference = difference - where0(valid, split_pairs(batch["margin"][:, None])[0])
+        loss = self.center * (chosen + rejected).square() - torch.nn.functional.logsigmoid(difference)
+        metrics = {"accuracy": (chosen > rejected).float(), "margin": difference.detach()}
         return TokenLoss(per_row(loss, valid), {k: per_row(v, valid) for k, v in metrics.items()})

@@ -33,7 +33,7 @@ class ClipCov:
 
     Source: 2505.22617. Deviations: the covariance is taken per group instead of per batch, so that the
     result does not depend on micro-batches; the largest candidates are dropped instead of random ones,
-    because a component draws no random numbers.
+    because components use no random numbers.
     """
 
     clip_low: Annotated[float, Range("(0, 1)")] = 0.2

@@ -45,12 +45,12 @@ class PairwiseRanking:
         same = same_group(batch["group_id"])
         pair = same & nonempty[:, None] & nonempty[None, :] & (reward[:, None] > reward[None, :])
         score = at_last_loss_token(policy.value, mask)
-        gap = score[:, None] - score[None, :]
+        difference = score[:, None] - score[None, :]
 
         def group_mean(x: torch.Tensor) -> torch.Tensor:
             """[B, B] over ordered pairs -> [B, 1] mean over the pairs of the row's group."""
             total = where0(same, where0(pair, x).sum(-1)[None, :]).sum(-1, keepdim=True)
             return total / where0(same, pair.sum(-1)[None, :]).sum(-1, keepdim=True).clamp_min(1)
 
-        loss = group_mean(torch.nn.functional.softplus(-gap))
-        return TokenLoss(loss, {"accuracy": group_mean((gap > 0).float())})
+        loss = group_mean(torch.nn.functional.softplus(-difference))
+        return TokenLoss(loss, {"accuracy": group_mean((difference > 0).float())})

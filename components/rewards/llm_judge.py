@@ -53,7 +53,7 @@ class LLMJudge:
     model: str
     """Name of the model on that server."""
     template: str = TEMPLATE
-    """Prompt of the rating; {prompt}, {response} and {answer} stand for the row's texts, {response} is
+    """Prompt of the rating; {prompt}, {response} and {answer} are replaced by the row's texts, {response} is
     required."""
     scale: tuple[float, float] = (1.0, 10.0)
     """Ratings that map to 0 and 1; the first must be < the second."""

@@ -28,8 +28,8 @@ class Scripted:
     max_response_tokens: Annotated[int, Range("[1, inf)")] = 64
     """Largest length of a response, tokens, end token included."""
     answers: tuple[str, ...] = ("{answer}",)
-    """Responses; sample i of a group gets number i modulo their number. {answer} and {prompt} stand for the
-    reference answer and the prompt."""
+    """Responses; sample i of a group gets number i modulo their number. {answer} and {prompt} are replaced
+    by the reference answer and the prompt."""
     by_prompt: dict[str, str] = field(default_factory=dict)
     """Prompt text -> its response, which takes precedence over ``answers``; the same placeholders."""
     logprob: Annotated[float, Range("[-inf, 0]")] = 0.0

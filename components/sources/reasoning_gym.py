@@ -37,7 +37,7 @@ class TaskSettings:
     options: dict[str, Option] = field(default_factory=dict)
     """The task's own settings, such as max_terms = 2."""
     template: str = "{question}"
-    """User message; {question} stands for the task's question."""
+    """User message; {question} is replaced by the task's question."""
     system: str = ""
     """System message; empty: none, and the chat template may add its own."""
 

@@ -2,9 +2,9 @@
 
     prompt "3817:", correct responses "=8", "=8...", "=8........"
 
-A model of 20,000 weights learns it in seconds. Dots do not change whether a response is correct, but the
-policy may know whether it is. Any change in the length of correct or incorrect responses is therefore an
-effect of the algorithm.
+A model of 20,000 weights learns it in seconds. The dots do not affect correctness, but their number can
+depend on it, because they come after the digit. Differences between algorithms in the length of correct or
+incorrect responses are therefore caused by the algorithms.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NUM_DIGITS = 4
 @register("source", "largest_digit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestDigit:
-    """Asks for the largest of four random digits; the answer is that digit."""
+    """Prompts for the largest of four random digits; the reference answer is that digit."""
 
     size: Annotated[int, Range("[1, inf)")] = 1000
     """Number of prompts, >= 1."""
     seed: Annotated[int, Range("[0, inf)")] = 0
-    """Of the digits; held-out prompts have another one, so a tenth of them are among 1,000 others too."""
+    """Seed of the digits. A tenth of the prompts of one seed occur among 1,000 prompts of another."""
 
     def open(self) -> list[Prompt]:
         """Returns the prompts."""
@@ -35,41 +35,41 @@ class LargestDigit:
         return [Prompt(f"{digits}:", max(digits)) for digits in _digits(numbers, self.size)]
 
 
-@register("source", "largest_digit_answers")
+@register("source", "largest_digit_demonstrations")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestDigitAnswers:
-    """Gives answers for supervised training: most of them wrong, of all lengths."""
+class LargestDigitDemonstrations:
+    """Responses of all lengths for supervised training, most of them incorrect."""
 
     size: Annotated[int, Range("[1, inf)")] = 20000
     """Number of examples, >= 1."""
     seed: Annotated[int, Range("[0, inf)")] = 1
-    """Of digits and answers."""
-    right: Annotated[float, Range("[0, 1]")] = 0.3
-    """Share of answers that give the largest digit, in [0, 1]; the others give any digit."""
-    dots: Annotated[float, Range("[0, inf)")] = 3.0
-    """Mean number of dots, >= 0; it is distributed geometrically."""
-    longest: Annotated[int, Range("[0, inf)")] = 10
-    """Most dots of an answer, >= 0."""
+    """Seed of the digits and responses."""
+    correct_fraction: Annotated[float, Range("[0, 1]")] = 0.3
+    """Fraction of responses that give the largest digit, in [0, 1]; the rest give a random digit."""
+    mean_dots: Annotated[float, Range("[0, inf)")] = 3.0
+    """Mean number of dots before truncation, >= 0; the distribution is geometric."""
+    max_dots: Annotated[int, Range("[0, inf)")] = 10
+    """Maximum number of dots, >= 0."""
     on_overlong: Literal["error", "drop"] = "error"
-    """What becomes of examples longer than [training] seq_len."""
+    """Whether examples longer than [training] seq_len are an error or are dropped."""
     out_keys: ClassVar[tuple[str, ...]] = ()
     is_paired: ClassVar[bool] = False
 
-    def open(self) -> Answers:
+    def open(self) -> Demonstrations:
         """Returns the examples."""
         numbers = random.Random(self.seed)
         rows = []
         for digits in _digits(numbers, self.size):
             count = 0
-            while count < self.longest and numbers.random() < self.dots / (1 + self.dots):
+            while count < self.max_dots and numbers.random() < self.mean_dots / (1 + self.mean_dots):
                 count += 1
-            digit = max(digits) if numbers.random() < self.right else numbers.choice("0123456789")
+            digit = max(digits) if numbers.random() < self.correct_fraction else numbers.choice("0123456789")
             rows.append(Example(f"{digits}:", f"={digit}" + "." * count))
-        return Answers(tuple(rows))
+        return Demonstrations(tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Demonstrations:
     """Examples of one row each."""
 
     rows: tuple[Example, ...]
@@ -81,7 +81,7 @@ class Answers:
         return (self.rows[index],)
 
     def place(self, index: int) -> str:
-        return f"largest_digit_answers:{index}"
+        return f"largest_digit_demonstrations:{index}"
 
 
 def _digits(numbers: random.Random, size: int) -> list[str]:

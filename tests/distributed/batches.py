@@ -8,7 +8,7 @@ from tensordict import TensorDict
 __all__ = ["LENGTH", "answers", "deal", "pairs", "starved"]
 
 LENGTH = 40
-# (group, prompt tokens, trained tokens of each row); a row of none is there to be compared with.
+# (group, prompt tokens, loss tokens of each row); a row without loss tokens is for comparison only.
 ANSWERS = [(7, 9, (4, 2, 1, 3)), (3, 5, (3, 0, 14, 6)), (5, 12, (23, 2, 0)), (1, 2, (1, 9))]
 PAIRS = [(7, 9, (4, 2)), (3, 5, (1, 3)), (5, 12, (23, 0)), (1, 2, (9, 14)), (2, 3, (2, 17))]
 

@@ -1,4 +1,4 @@
-"""Whole runs on fixed answers, on the tiny model, through the front door."""
+"""Complete offline runs of the tiny model, started from experiment files."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def policy(run: Path, to: Path) -> dict[str, torch.Tensor]:
 
 
 def shared(file: Path) -> Path:
-    """Returns the same experiment with the critic on the policy's body, where none warms up."""
+    """Returns the same experiment with the critic on the policy's backbone, without warm-up."""
     text = file.read_text().replace(f"{CRITIC}[critic]\nwarmup_steps = 1\n", "")
     path = file.with_name("shared.toml")
     path.write_text(text.replace("algorithms/ppo.toml", "algorithms/ppo_shared.toml"))

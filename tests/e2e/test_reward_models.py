@@ -122,7 +122,7 @@ def test_each_head_learns_its_own_preference_and_is_exported_by_name(train: Any,
     trained = train("rm", LEARNING.replace("{data}/{format}", "{folder}/sided"), [heads], format="preference")
     first, *_, last = lines(trained)
     assert first["eval/accuracy"] == 0.5
-    assert last["eval/accuracy"] == 1.0  # One head cannot do that: each pair stands there both ways.
+    assert last["eval/accuracy"] == 1.0  # A single head cannot do that: each pair occurs in both orders.
     folder = export_run(trained, tmp_path / "reward")
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     assert model.config.id2label == {0: "right", 1: "short"}

@@ -230,7 +230,7 @@ def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
         "algorithm.filter=[{name='zero_variance'}]",
         "loop.max_resample_attempts=1",
     ]
-    with pytest.raises(TrainingError, match=r"dropped every group of 2 draws in step 0; loosen"):
+    with pytest.raises(TrainingError, match=r"dropped every group in 2 attempts of step 0; loosen"):
         train(load(file, overrides))
 
 

@@ -262,7 +262,7 @@ def test_process_state_is_restored(tmp_path: Path) -> None:
 def test_colocated_sampler_logprobs_equal_the_trainers(
     tmp_path: Path, tied_and_shared: tuple[bool, bool]
 ) -> None:
-    """Of a critic's head on the policy's body the sampler hears nothing."""
+    """The sampler does not get the critic's head on the policy's backbone."""
     from titanrl.config.engine_tables import Training
     from titanrl.data.collate import collate_rollouts
     from titanrl.engine.engine import Engine, EngineConfig

@@ -51,7 +51,7 @@ class Row:
 
 
 def fixed(loss: str, format: str, aggregation: str = "sequence_mean", **others: Any) -> Row:
-    """Returns the row of a preset for fixed answers."""
+    """Returns the row of an offline preset."""
     return Row(loss=loss, aggregation=aggregation, adds=data(format), **others)
 
 

@@ -65,7 +65,7 @@ def ids(cases: list[dict[str, Any]]) -> list[str]:
 
 
 def table(case: dict[str, Any]) -> dict[str, Any]:
-    """Returns the component's TOML table; the strings "inf" and "-inf" stand for the numbers."""
+    """Returns the component's TOML table; the strings "inf" and "-inf" become numbers."""
     numbers = {"inf": math.inf, "-inf": -math.inf}
     return {
         key: numbers.get(value, value) if isinstance(value, str) else value
@@ -74,7 +74,7 @@ def table(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor(value: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Returns nested lists as a tensor; null stands for NaN."""
+    """Returns nested lists as a tensor; null becomes NaN."""
 
     def numbers(x: Any) -> Any:
         return [numbers(item) for item in x] if isinstance(x, list) else math.nan if x is None else x

@@ -79,7 +79,7 @@ def leaves(policy: PolicyOutputs) -> PolicyOutputs:
 
 
 def fill_masked(policy: PolicyOutputs, batch: Batch, garbage: float) -> tuple[PolicyOutputs, Batch]:
-    """Returns both with garbage wherever nothing is promised: masked places, and the numbers of dead rows."""
+    """Returns both with garbage where values are undefined: masked positions and numbers of empty rows."""
     mask = batch["loss_mask"]
     kept = {"loss_mask", "group_id", "candidate_ids", "loss_weight"}
 

@@ -52,7 +52,7 @@ class Shape:
     length: int
     seed: int
     density: float
-    """Chance of a token to be trainable: rows have holes, and some have no trainable token at all."""
+    """Probability that a token is a loss token: rows have holes, and some rows have no loss token."""
 
 
 shapes = st.builds(
@@ -112,7 +112,7 @@ TOKEN_KEYS = (
     "sum_pi_squared",
     "old_entropy",
 )
-"""Keys whose masked places are undefined."""
+"""Keys whose values at masked positions are undefined."""
 
 
 def with_garbage(batch: TensorDict, garbage: float) -> TensorDict:

@@ -35,7 +35,7 @@ TOTALS: dict[str, Callable[[float, float, float], float]] = {
     "M / B": lambda tokens, rows, length: tokens / rows,
     "M / (B length)": lambda tokens, rows, length: tokens / (rows * length),
 }
-"""What weights may be declared to sum to, of M trainable tokens, B live rows and the table's length."""
+"""Allowed declared sums of weights, from M loss tokens, B non-empty rows and the table's length."""
 KNOWN = ", ".join(map(repr, TOTALS))
 
 

@@ -137,7 +137,7 @@ def test_token_with_a_non_finite_logprob_is_dropped(
     assert weight.isfinite().all()
 
     batch["loss_mask"][row, column] = False
-    if table["name"] != "off_policy_mask":  # Its mean advantage is over all trainable tokens.
+    if table["name"] != "off_policy_mask":  # Its mean advantage is over all loss tokens.
         expected = build(table)(batch)
         assert torch.equal(keep, expected.keep)
         torch.testing.assert_close(weight, expected.weight, rtol=1e-6, atol=1e-7)

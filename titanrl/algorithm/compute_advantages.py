@@ -1,6 +1,6 @@
-"""The pure stages of a step: rewards -> advantages and corrections, masks -> weights; no engine.
+"""The pure stages of a step, without an engine: rewards to advantages and corrections, masks to weights.
 
-Every rank holds the same global batch here and computes the same. Inputs are never written to.
+Every rank holds the same global batch and computes the same result. Inputs are never modified.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = ["compute_advantages", "compute_loss_weights"]
 
 @torch.no_grad()
 def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
-    """Returns the rows that pass the filters, with all that stage `estimate` writes, and its metrics.
+    """Returns the rows that pass the filters, with the keys of stage `estimate`, and metrics.
 
-    Filters see the whole batch, each by itself, and a row must pass them all. Sampled rows are put in pairs
-    for losses on pairs: see ``to_preference_pairs``. Then, where read or configured: rewards on one scale,
-    token_reward
-    (the reward on the last trainable token, less KL-in-reward), advantage (less KL-in-advantage) and returns,
-    and the corrections chained into correction_weight and keep.
+    Each filter sees the unfiltered batch, and a row must pass all filters. For losses on pairs, sampled rows
+    are arranged in pairs: see ``to_preference_pairs``. The following steps run if a component reads their
+    result or a table configures them: reward scaling; token_reward (the reward on the last loss token, minus
+    the KL-in-reward); advantage (minus the KL-in-advantage) and returns; and the corrections, combined into
+    correction_weight and keep.
 
     Args:
-        batch: as stage `score` leaves it, N rows; those of a group in any order.
-        algorithm: its controllers give the present coefficients.
+        batch: N rows after stage `score`, in any order within a group.
+        algorithm: the [algorithm] table; its controllers hold the current coefficients.
 
     Returns:
-        A new batch, maybe of no row, and metrics; one that has nothing to average is absent.
+        A new batch, which may be empty, and metrics; a metric without values to average is absent.
     """
     metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
     scaling = algorithm.reward_scaling
     if scaling is not None:
-        scaling.see(batch["reward"])
+        scaling.update(batch["reward"])
     if algorithm.filter:
-        keep = torch.stack([chosen(batch) for chosen in algorithm.filter]).all(0)
+        keep = torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)
         metrics["filter/kept_fraction"] = keep.double().mean()
         batch = batch[keep]
-    if algorithm.pairs_answers and "reward" in batch:  # Fixed pairs come as such.
+    if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
         batch = to_preference_pairs(batch)
         metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
     batch = batch.copy()
@@ -66,9 +66,9 @@ def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorD
             metrics["reward/kl_penalized"] = (
                 (batch["reward"] - _penalty(batch, kl).sum(-1)).double().nanmean()
             )
-    is_wanted = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
-    if is_wanted and "token_reward" not in batch:  # Fixed rows may bring their own.
-        scale = 1.0 if scaling is None or not scaling.divide else 1 / scaling.deviation
+    needs_token_reward = _reads_token_reward(algorithm) or (kl is not None and kl.placement == "reward")
+    if needs_token_reward and "token_reward" not in batch:  # Offline data may contain it.
+        scale = 1.0 if scaling is None or not scaling.divide else 1 / scaling.std
         batch["token_reward"] = _token_reward(batch, kl, scale)
     if algorithm.advantage is not None:
         metrics |= _set_advantage(batch, algorithm)
@@ -76,20 +76,21 @@ def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorD
         metrics |= _set_correction(batch, algorithm)
     if algorithm.old_logprob == "recompute":
         metrics |= _logprob_diff(batch)
-    numbers = {name: float(value) for name, value in metrics.items()}
-    return batch, {name: value for name, value in numbers.items() if not math.isnan(value)}
+    scalars = {name: float(value) for name, value in metrics.items()}
+    return batch, {name: value for name, value in scalars.items() if not math.isnan(value)}
 
 
 @torch.no_grad()
 def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorDict:
-    """Returns the rows of one optimizer step with ``loss_weight``: any split of them sums to the same.
+    """Returns the rows of one optimizer step with ``loss_weight``; every split gives the same sum.
 
-    The aggregation counts all trainable tokens, or with denominator = "kept" those that the corrections
-    keep; the others then weigh 0 in every term. ``correction_weight`` stays apart: it multiplies the policy
-    loss only.
+    The aggregation counts all loss tokens or, with denominator = "kept", only those that the corrections
+    keep; the dropped tokens then have weight 0 in every term. ``correction_weight`` is a separate key: it
+    multiplies the policy loss only.
 
     Args:
-        minibatch: [N, L] all rows of the step, of every rank and micro-batch.
+        minibatch: [N, L] all rows of the step, from every rank and micro-batch.
+        algorithm: the [algorithm] table.
     """
     mask = minibatch["loss_mask"]
     if algorithm.denominator == "kept":
@@ -112,21 +113,21 @@ def _penalty(batch: TensorDict, kl: KLTerm) -> torch.Tensor:
 
 
 def _token_reward(batch: TensorDict, kl: KLTerm | None, scale: float) -> torch.Tensor:
-    """Returns [N, L] the reward of each token, less KL-in-reward; 0 where masked.
+    """Returns [N, L] the reward of each token minus the KL-in-reward; 0 where masked.
 
-    Per-token rewards stand at their positions, the rest of the reward on the last response token.
+    Per-token rewards are added at their positions; the last response token gets the rest of the reward.
     """
-    placed = where0(is_last_loss_token(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
-    placed = add_token_rewards(placed, batch, scale)
-    return placed - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else placed
+    reward = where0(is_last_loss_token(batch["loss_mask"]), batch["reward"].unsqueeze(-1))
+    reward = add_token_rewards(reward, batch, scale)
+    return reward - _penalty(batch, kl) if kl is not None and kl.placement == "reward" else reward
 
 
 def _scale_rewards(batch: TensorDict, scaling: RewardScaling) -> dict[str, torch.Tensor]:
     for key in ("reward", "baseline_reward"):
         if key in batch:
             batch[key] = scaling(batch[key])
-    at_bound = (batch["reward"].abs() >= scaling.clip)[~batch["reward"].isnan()].double()
-    return {"reward/scale": torch.tensor(scaling.deviation), "reward/clipped_fraction": at_bound.mean()}
+    is_clipped = (batch["reward"].abs() >= scaling.clip)[~batch["reward"].isnan()].double()
+    return {"reward/scale": torch.tensor(scaling.std), "reward/clipped_fraction": is_clipped.mean()}
 
 
 def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
@@ -135,8 +136,8 @@ def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.T
     if algorithm.kl is not None and algorithm.kl.placement == "advantage":
         advantage = advantage - _penalty(batch, algorithm.kl)
     batch["advantage"] = advantage
-    of_tokens = advantage[batch["loss_mask"]].double()
-    metrics = {"advantage/mean": of_tokens.mean(), "advantage/abs_mean": of_tokens.abs().mean()}
+    token_advantage = advantage[batch["loss_mask"]].double()
+    metrics = {"advantage/mean": token_advantage.mean(), "advantage/abs_mean": token_advantage.abs().mean()}
     if returns is not None:
         batch["returns"] = returns
         if batch.get("value", None) is not None:
@@ -148,7 +149,11 @@ def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.T
 
 
 def _set_correction(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
-    """Sets the product of the corrections' weights and the `and` of their keep masks; returns metrics."""
+    """Sets the product of the corrections' weights and the conjunction of their keep masks.
+
+    Returns:
+        The metrics of the corrections.
+    """
     mask = batch["loss_mask"]
     weight, keep = mask.float(), mask
     metrics: dict[str, torch.Tensor] = {}
@@ -156,13 +161,13 @@ def _set_correction(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.
         result = correction(batch)
         weight, keep = weight * result.weight, keep & result.keep
         metrics = result.metrics | metrics
-    chained = correction_result(mask, weight, keep)
-    batch["correction_weight"], batch["keep"] = chained.weight, chained.keep
-    return {f"correction/{name}": value for name, value in (metrics | chained.metrics).items()}
+    combined = correction_result(mask, weight, keep)
+    batch["correction_weight"], batch["keep"] = combined.weight, combined.keep
+    return {f"correction/{name}": value for name, value in (metrics | combined.metrics).items()}
 
 
 def _group_metrics(batch: TensorDict) -> dict[str, torch.Tensor]:
-    """Returns the share of groups without spread and the mean deviation inside a group, before any filter."""
+    """Returns the share of groups with equal rewards and the mean within-group std, before any filter."""
     groups = GroupScores.of(batch["reward"], batch["group_id"])
     share = torch.where(groups.scored, 1 / groups.count.clamp_min(1), 0.0)
     num_groups = share.sum()
@@ -173,7 +178,7 @@ def _group_metrics(batch: TensorDict) -> dict[str, torch.Tensor]:
 
 
 def _explained_variance(batch: TensorDict) -> torch.Tensor:
-    """Returns ``1 - Var(R - V) / Var(R)`` over the trainable tokens; NaN where returns do not vary."""
+    """Returns ``1 - Var(R - V) / Var(R)`` over the loss tokens; NaN if all returns are equal."""
     mask = batch["loss_mask"]
     returns, value = batch["returns"][mask].double(), batch["value"][mask].double()
     if len(returns) < 2 or bool((returns == returns[0]).all()):
@@ -185,7 +190,7 @@ def _explained_variance(batch: TensorDict) -> torch.Tensor:
 def _logprob_diff(batch: TensorDict) -> dict[str, torch.Tensor]:
     """Returns the mean absolute difference of trainer and rollout log-probs, where both are finite.
 
-    Tokens that other weights sampled are left out: their difference is that of two policies.
+    Tokens sampled by older weights are excluded, because there the two policies differ anyway.
     """
     if not {"old_logprob", "sampler_logprob"} <= set(batch.keys()):
         return {}

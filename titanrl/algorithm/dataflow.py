@@ -15,10 +15,23 @@ from titanrl.registry import declared, kind_of, name_of
 __all__ = ["Node", "check_dataflow", "dataflow_nodes", "label", "out_keys", "scored_keys"]
 
 ROLLOUT_KEYS: tuple[BatchKey, ...] = (
-    "input_ids", "labels", "loss_mask", "sampler_logprob", "policy_version", "policy_version_token",
-    "current_version", "group_id", "row_id", "prompt_id", "finish_reason",
-    ("text", "prompt"), ("text", "response"), ("text", "answer"), ("text", "columns"), ("text", "source"),
-)  # fmt: skip
+    "input_ids",
+    "labels",
+    "loss_mask",
+    "sampler_logprob",
+    "policy_version",
+    "policy_version_token",
+    "current_version",
+    "group_id",
+    "row_id",
+    "prompt_id",
+    "finish_reason",
+    ("text", "prompt"),
+    ("text", "response"),
+    ("text", "answer"),
+    ("text", "columns"),
+    ("text", "source"),
+)
 """Keys that stage `sample` writes in every online run."""
 
 EXAMPLE_KEYS: tuple[BatchKey, ...] = ("input_ids", "labels", "loss_mask", "group_id", "row_id")
@@ -43,7 +56,7 @@ UNUSED_ROLE = {
 """Role -> message for a role whose keys no component reads."""
 
 TEXT_REMEDY = (
-    "which only rewards can read: texts stay with the process that sampled them; compute a number "
+    "which only rewards can read: texts remain in the process that sampled them; compute a number "
     "from it in a [[reward]] or a source, declare it with titanrl.protocols.register_key, and read that key."
 )
 
@@ -67,7 +80,7 @@ class Node:
 
 
 def out_keys(component: Any) -> tuple[str, ...]:
-    """Returns the batch keys that a source, sampler or reward adds to those that its stage always writes."""
+    """Returns the batch keys that a source, sampler or reward adds to those of its stage."""
     return tuple(declared(component, "out_keys"))
 
 
@@ -79,7 +92,7 @@ def _reward_keys(name: str, reward: Any) -> tuple[BatchKey, ...]:
 
 
 def label(component: Any) -> str:
-    """Returns a component as messages name it: ``loss 'dpo'``."""
+    """Returns the name of a component in messages: ``loss 'dpo'``."""
     return f"{kind_of(component)} {name_of(component)!r}"
 
 
@@ -98,15 +111,15 @@ def dataflow_nodes(
     Args:
         algorithm: the [algorithm] table.
         rewards: (label, component) of each [[reward]], in order.
-        roles: frozen models that exist, by table: ``reference``, ``teacher``.
-        data: source of offline data, which no reward scores; None: rows are sampled.
+        roles: tables of the frozen models that exist: ``reference``, ``teacher``.
+        data: source of offline data, which rewards do not score; None: rows are sampled.
         critic: loss of the critic; None: no critic.
         prompts: source of the prompts; None: offline.
         sampler: settings of the sampler; None: offline.
     """
     if data is None:
-        brought = (*out_keys(prompts), *out_keys(sampler))
-        rows = Node("sample", "sampler", "sampler", (), (*ROLLOUT_KEYS, *brought))
+        added = (*out_keys(prompts), *out_keys(sampler))
+        rows = Node("sample", "sampler", "sampler", (), (*ROLLOUT_KEYS, *added))
     else:
         rewards = ()
         rows = Node("sample", label(data), "data", (), (*EXAMPLE_KEYS, *out_keys(data)))
@@ -151,8 +164,11 @@ def dataflow_nodes(
 
 
 def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
-    """Returns a Problem for each key that is read too early or written unregistered, for text that is read
-    outside the rewards, and for a role that no component reads."""
+    """Returns the problems of a dataflow.
+
+    These are keys that are read before they are written, unregistered keys, texts that are read outside the
+    rewards, and roles whose keys no component reads.
+    """
     problems: list[Problem] = []
     written: set[BatchKey] = set()
     for node in nodes:
@@ -167,7 +183,7 @@ def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
             _unregistered(node, key) for key in node.writes if isinstance(key, str) and key not in KEYS
         ]
     for role, text in UNUSED_ROLE.items():
-        # A critic's own loss is no reason to have a critic.
+        # The critic's own loss does not count: it alone does not require a critic.
         read = {key for node in nodes for key in node.reads if node.table != role}
         problems += [
             Problem(role, text)
@@ -178,23 +194,27 @@ def check_dataflow(nodes: Sequence[Node]) -> list[Problem]:
 
 
 def _is_text(key: BatchKey) -> bool:
-    """Returns whether a key holds Python objects, which stay with the process that sampled them."""
+    """Returns whether a key holds Python objects, which remain in the process that sampled them."""
     return key[0] == "text" or (key in KEYS and KEYS[key].dtype == "text")
 
 
 def _unregistered(node: Node, key: str) -> Problem:
-    near = did_you_mean(key, [known for known in KEYS if isinstance(known, str)]) or ";"
-    text = f"{node.name} writes {key!r}, which is no key of the batch{near}"
+    hint = did_you_mean(key, [known for known in KEYS if isinstance(known, str)]) or ";"
+    text = f"{node.name} writes {key!r}, which is no key of the batch{hint}"
     return Problem(node.table, f"{text} call titanrl.protocols.register_key.")
 
 
 def scored_keys(nodes: Sequence[Node], optimizer_steps: int) -> tuple[frozenset[str], bool]:
     """Returns the keys that models compute, and whether the update may compute ``old_logprob`` itself.
 
-    It may when a batch makes one optimizer step and only the update reads ``old_logprob``: the update's own
-    forward pass then computes the same numbers. Whether it is left to the update in a given step also depends
-    on the rollouts: all tokens must have been sampled by the weights that are being trained. In bypass mode
-    the rollout log-probs are the old ones, and neither computes them.
+    It may if a batch is one optimizer step and only the update reads ``old_logprob``: the forward pass of the
+    update then computes the same numbers. In a given step, this also requires that the weights being trained
+    sampled all tokens of the rollouts. In bypass mode, the rollout log-probs are the old log-probs, and
+    neither is needed.
+
+    Args:
+        nodes: nodes of the step.
+        optimizer_steps: optimizer steps per batch.
     """
     early = {key for node in nodes for key in node.reads if node.stage != "update"}
     may_defer = optimizer_steps == 1 and "old_logprob" not in early
@@ -203,23 +223,28 @@ def scored_keys(nodes: Sequence[Node], optimizer_steps: int) -> tuple[frozenset[
     return frozenset(map(str, computed)), may_defer
 
 
-def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Node]:
-    """Returns the nodes of stage `estimate`; ``given``: keys that the rows come with."""
+def _estimate(algorithm: Algorithm, row_keys: Sequence[BatchKey]) -> list[Node]:
+    """Returns the nodes of stage `estimate`.
+
+    Args:
+        algorithm: the [algorithm] table.
+        row_keys: keys that stage `sample` writes.
+    """
     kl, result = algorithm.kl, []
-    for i, chosen in enumerate(algorithm.filter):
-        result.append(Node("estimate", label(chosen), f"algorithm.filter.{i}", _in_keys(chosen)))
-    if algorithm.pairs_answers and "sampler_logprob" in given:
+    for i, row_filter in enumerate(algorithm.filter):
+        result.append(Node("estimate", label(row_filter), f"algorithm.filter.{i}", _in_keys(row_filter)))
+    if algorithm.pairs_responses and "sampler_logprob" in row_keys:
         reads: tuple[BatchKey, ...] = ("reward", "group_id")
         result.append(Node("estimate", f"pairs for {label(algorithm.loss)}", "algorithm.loss", reads))
     if algorithm.reward_scaling is not None:
         result.append(Node("estimate", SCALING, "algorithm.reward_scaling", ("reward",), ("reward",)))
-    wants_tokens = algorithm.advantage is not None and "token_reward" in _in_keys(algorithm.advantage)
-    wants_tokens = wants_tokens or "token_reward" in _in_keys(algorithm.loss)
+    reads_token_reward = algorithm.advantage is not None and "token_reward" in _in_keys(algorithm.advantage)
+    reads_token_reward = reads_token_reward or "token_reward" in _in_keys(algorithm.loss)
     in_reward = kl is not None and kl.placement == "reward"
-    if "token_reward" not in given and (wants_tokens or in_reward):
-        anchors = ("old_logprob", "ref_logprob") if in_reward else ()
+    if "token_reward" not in row_keys and (reads_token_reward or in_reward):
+        kl_keys = ("old_logprob", "ref_logprob") if in_reward else ()
         name = f"{label(kl.estimator)} in the reward" if kl is not None and in_reward else "reward placement"
-        reads = ("reward", "loss_mask", *anchors)
+        reads = ("reward", "loss_mask", *kl_keys)
         result.append(Node("estimate", name, "algorithm.kl" if in_reward else "", reads, ("token_reward",)))
     if algorithm.advantage is not None:
         reads = _in_keys(algorithm.advantage)
@@ -237,8 +262,8 @@ def _estimate(algorithm: Algorithm, given: Sequence[BatchKey]) -> list[Node]:
 
 
 def _update(algorithm: Algorithm) -> list[Node]:
-    kept = ("keep",) if algorithm.denominator == "kept" else ()
-    reads: tuple[BatchKey, ...] = ("loss_mask", "group_id", *kept)
+    keep = ("keep",) if algorithm.denominator == "kept" else ()
+    reads: tuple[BatchKey, ...] = ("loss_mask", "group_id", *keep)
     result = [Node("weigh", label(algorithm.aggregation), "algorithm.aggregation", reads, ("loss_weight",))]
     result.append(Node("update", label(algorithm.loss), "algorithm.loss", _in_keys(algorithm.loss)))
     kl = algorithm.kl
@@ -251,7 +276,7 @@ def _update(algorithm: Algorithm) -> list[Node]:
 
 
 def _optional(algorithm: Algorithm) -> set[BatchKey]:
-    """Returns what the components read where the batch has it."""
+    """Returns the keys that components read only if the batch has them."""
     components = (algorithm.advantage, algorithm.loss, *algorithm.filter, *algorithm.correction)
     return {key for component in components for key in declared(component, "optional_keys")}
 
@@ -261,7 +286,7 @@ def _in_keys(component: Any) -> tuple[BatchKey, ...]:
 
 
 def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:
-    """Returns the end of the sentence: what to add so that the key gets written."""
+    """Returns the end of the message: which table or component would write the key."""
     if any(key in node.writes for node in nodes):
         return " before it; order the tables so that the writer comes first."
     if key in ("ref_logprob", "reference_point"):
@@ -269,13 +294,15 @@ def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:
     if key in TEACHER_KEYS:
         return "; add a [teacher] table."
     if key == "baseline_reward":
-        return "; use [prompts], to which greedy answers can be sampled."
+        return "; use [prompts], for which greedy responses can be sampled."
     if key in ("value", "final_value"):
         return "; add a [critic] table."
     offline = next((node for node in nodes if node.table == "data"), None)
     if offline is not None and (key in DATA_KEYS or key in ROLLOUT_KEYS):
-        brought = ", ".join(map(key_name, offline.writes))
-        return f"; choose a [data] format that brings it (this one brings {brought}), or another component."
+        provided = ", ".join(map(key_name, offline.writes))
+        return (
+            f"; choose a [data] format that provides it (this one provides {provided}), or another component."
+        )
     if key == "reward" or (isinstance(key, tuple) and key[0] == "rewards" and len(key) == 2):
         written = [name for node in nodes for name in node.writes]
         labels = [name[1] for name in written if isinstance(name, tuple) and name[0] == "rewards"]

@@ -1,4 +1,4 @@
-"""Metrics as partial sums that add: metric(whole) == metric(any split over chunks, micro-batches, ranks)."""
+"""Metrics as (sum, count), which add up over chunks, micro-batches and ranks to those of the whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sums: TypeAlias = dict[str, tuple[float, float]]
 
 
 def add(left: Mapping[str, tuple[float, float]], right: Mapping[str, tuple[float, float]]) -> Sums:
-    """Returns the sums of two parts of a batch, taken together."""
+    """Returns the sums of two parts of a batch added together."""
     total = dict(left)
     for name, (value, count) in right.items():
         base, base_count = total.get(name, (0.0, 0.0))
@@ -22,6 +22,6 @@ def add(left: Mapping[str, tuple[float, float]], right: Mapping[str, tuple[float
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns sum / count of each metric; one with nothing to average, or that is NaN, is left out."""
-    found = {name: value / count for name, (value, count) in sums.items() if count}
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    """Returns sum / count of each metric; metrics with count 0 or mean NaN are absent."""
+    averages = {name: value / count for name, (value, count) in sums.items() if count}
+    return {name: value for name, value in averages.items() if not math.isnan(value)}

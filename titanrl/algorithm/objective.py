@@ -1,4 +1,4 @@
-"""loss + KL - entropy, weighted and summed: the one kernel that the engine compiles."""
+"""The objective of an update: loss + KL - entropy, weighted and summed; the engine compiles it."""
 
 from __future__ import annotations
 
@@ -24,50 +24,48 @@ RATIO_CLAMP = 20.0
 """Bound of the log-ratio in the importance weight of the KL term, nats."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # by identity: losses may hold state
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: losses may have state
 class Objective:
-    """Returns ``sum(loss_weight * (c * loss + beta * k * [rho] - eta * H + nu * value))`` of a micro-batch,
-    with metrics.
+    """The weighted sum of the terms of a micro-batch, and its metrics.
 
-    Both add over micro-batches, ranks and chunks: the normaliser is in ``loss_weight`` already. c is the
-    batch's ``correction_weight`` (1 if absent) and multiplies the policy loss alone.
+        sum(loss_weight * (c * loss + beta * k * [rho] - eta * H + nu * value))
+
+    Both are additive over micro-batches, ranks and chunks, because ``loss_weight`` contains the
+    normalization. c is the batch's ``correction_weight`` (1 if absent) and multiplies the policy loss only.
     """
 
     loss: PolicyLoss
     kl: KLEstimator | None = None
-    """KL estimator of a KL term placed in the loss; None: no such term."""
+    """Estimator of the KL term in the loss; None: no such term."""
     importance_weight: bool = False
-    """Whether the KL term is multiplied by rho = exp(l - l_old), gradient through both."""
+    """Whether the KL term is multiplied by rho = exp(l - l_old); the gradient goes through both factors."""
     entropy: bool = False
-    """Whether there is an entropy bonus; entropy is reported whenever the head computes it."""
+    """Whether there is an entropy bonus; the entropy metric is reported whenever the head computes it."""
     on_policy: bool = False
     """Whether old_logprob comes from this forward pass: one optimizer step, rollouts of these weights."""
     measures_logprob_diff: bool = False
-    """Whether these weights sampled the rollouts, so that the distance from sampler_logprob is reported."""
+    """Whether to report the difference from sampler_logprob, because these weights sampled the rollouts."""
     value: PolicyLoss | None = None
-    """Loss of a critic on the policy's body; None: there is no such term."""
+    """Loss of a critic on the policy's backbone; None: no such term."""
     value_coefficient: float = 0.0
-    """nu, its factor."""
+    """nu, the factor of the critic's loss."""
 
     @property
     def couples_group(self) -> bool:
-        """Whether rows of a group are compared with each other, and must be computed together."""
+        """Whether a loss compares the rows of a group, so that they must be computed together."""
         losses = (self.loss, self.value)
         return any(declared(loss, name) for loss in losses for name in ("paired", "couples_group"))
 
     def __call__(
         self, policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """Compute the weighted loss of a micro-batch and its metrics.
+        """Returns the objective [] and its metrics, {metric: (sum [], count [])}.
 
         Args:
-            policy: [B, L] each.
-            batch: [B, L] keys, among them loss_mask and loss_weight.
-            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus. A tensor, so that a
-                schedule never recompiles.
-
-        Returns:
-            (total [], {metric: (sum [], count [])}).
+            policy: outputs of the policy, [B, L] each.
+            batch: [B, L] keys, including loss_mask and loss_weight.
+            coefficients: [2] float32, beta of the KL term and eta of the entropy bonus; a tensor, so that a
+                schedule does not recompile the graph.
         """
         mask, weight = batch["loss_mask"], batch["loss_weight"]
         beta, eta = coefficients.unbind()
@@ -93,16 +91,16 @@ class Objective:
             total = total + self.value_coefficient * value_loss
             metrics |= {f"critic/{name}": value for name, value in value_metrics.items()}
         if self.measures_logprob_diff:
-            gap = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
-            metrics["sample/logprob_diff"] = gap.abs()
+            logprob_diff = where0(mask, policy.logprob.detach()) - where0(mask, batch["sampler_logprob"])
+            metrics["sample/logprob_diff"] = logprob_diff.abs()
         if policy.entropy is not None:
             entropy = where0(mask, policy.entropy)
             metrics["loss/entropy"] = entropy
             if self.entropy:
                 total = total - eta * entropy
         weight = where0(mask, weight)
-        live = mask.any(-1, keepdim=True)
-        sums = {name: _sum(value.detach().float(), mask, live) for name, value in metrics.items()}
+        nonempty = mask.any(-1, keepdim=True)
+        sums = {name: _sum(value.detach().float(), mask, nonempty) for name, value in metrics.items()}
         loss_sum = (weight * total).sum()
         one = torch.ones_like(loss_sum)
         sums["loss/total"] = (loss_sum.detach(), one)
@@ -112,58 +110,64 @@ class Objective:
 
 
 def _token_loss(loss: PolicyLoss, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
-    """Returns what ``loss`` says, [B, L] and 0 where masked, with its metrics as they are."""
+    """Returns the token loss expanded to [B, L], 0 where masked, and its metrics unchanged."""
     result = loss(policy, batch)
-    if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast in silence.
-        raise TypeError(_no_token_loss(loss, result))
+    if not isinstance(result, TokenLoss) or result.loss.ndim != 2:  # A mean would broadcast without an error.
+        raise TypeError(_invalid_result(loss, result))
     mask = batch["loss_mask"]
     return TokenLoss(where0(mask, result.loss.expand_as(mask)), result.metrics)
 
 
-def _no_token_loss(loss: PolicyLoss, result: Any) -> str:
-    is_whole = isinstance(result, TokenLoss)
-    got = f"a loss of shape {list(result.loss.shape)}" if is_whole else type(result).__name__
+def _invalid_result(loss: PolicyLoss, result: Any) -> str:
+    """Returns the message for a loss that returned another type or shape."""
+    is_token_loss = isinstance(result, TokenLoss)
+    got = f"a loss of shape {list(result.loss.shape)}" if is_token_loss else type(result).__name__
     return (
         f"{type(loss).__name__} must return TokenLoss(loss [B, L] or [B, 1], metrics), got {got}; "
         "leave sums and means to the aggregation."
     )
 
 
-def _sum(metric: torch.Tensor, mask: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (sum [], count []) of a metric: [B, L] over trainable tokens, [B, 1] over live rows."""
-    places = mask if metric.shape == mask.shape else live
-    return where0(places, metric).sum(), places.sum().float()
+def _sum(
+    metric: torch.Tensor, mask: torch.Tensor, nonempty: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (sum [], count []) of a metric: [B, L] over loss tokens, [B, 1] over non-empty rows."""
+    counted = mask if metric.shape == mask.shape else nonempty
+    return where0(counted, metric).sum(), counted.sum().float()
 
 
 def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
-    """Returns ``objective`` as one graph for any shape; call it as the objective itself.
+    """Returns ``objective`` compiled as one graph for any shape; it is called like the objective.
 
-    The graph computes the gradient along with the value: both are one pass over the batch, and nothing but
-    the gradient is kept for the backward pass.
+    The graph computes value and gradient in one pass over the batch, and saves only the gradient for the
+    backward pass.
+
+    Args:
+        objective: the objective.
+        backend: backend of ``torch.compile``.
     """
     # torch 2.13 can silently use a stale Python float in a compiled function (pytorch issue 194976): the
-    # second of two losses that differ in one float would compute the first one's. Needed until torch
-    # is fixed.
+    # second of two losses that differ in one float would compute the first one. Needed until torch is fixed.
     torch._dynamo.config.specialize_float = True
-    bonus = ("entropy",) if objective.entropy else ()
+    entropy = ("entropy",) if objective.entropy else ()
     needs = [name for loss in (objective.loss, objective.value) for name in declared(loss, "needs")]
-    names = dict.fromkeys(("logprob", *needs, *bonus))
+    names = dict.fromkeys(("logprob", *needs, *entropy))
 
     def with_gradient(
-        moving: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         policy: PolicyOutputs,
         batch: TensorDict,
         coefficients: torch.Tensor,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Any]:
         batch = batch.copy().set("loss_mask", batch["loss_mask"] > 0)
 
-        def total(moving: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
-            return objective(policy._replace(**moving), batch, coefficients)
+        def total(inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+            return objective(policy._replace(**inputs), batch, coefficients)
 
-        gradient, (value, sums) = torch.func.grad_and_value(total, has_aux=True)(moving)
+        gradient, (value, sums) = torch.func.grad_and_value(total, has_aux=True)(inputs)
         return gradient, value, sums
 
-    # Isolated, or the objectives of one process would share one limit of eight graphs.
+    # Without isolation, all objectives of a process would share one limit of eight graphs.
     graph = torch.compile(  # type: ignore[call-overload]  # its overloads lack isolate_recompiles
         with_gradient, fullgraph=True, dynamic=True, backend=backend, isolate_recompiles=True
     )
@@ -171,14 +175,14 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
     def call(
         policy: PolicyOutputs, batch: TensorDict, coefficients: torch.Tensor
     ) -> tuple[torch.Tensor, Any]:
-        given = {name: getattr(policy, name) for name in names}
-        still = PolicyOutputs._make(None if field is None else field.detach() for field in policy)
-        # The vectorised loops of torch 2.13 on CPU read bools one by one, and that takes longest.
+        differentiable = {name: getattr(policy, name) for name in names}
+        detached = PolicyOutputs._make(None if field is None else field.detach() for field in policy)
+        # The vectorized CPU loops of torch 2.13 read bools one by one, which dominates the time.
         batch = batch.copy().set("loss_mask", batch["loss_mask"].view(torch.uint8).float())
-        moving = {name: field.detach() for name, field in given.items()}
-        gradient, value, sums = graph(moving, still, batch, coefficients)
+        inputs = {name: field.detach() for name, field in differentiable.items()}
+        gradient, value, sums = graph(inputs, detached, batch, coefficients)
         total = _WithGradient.apply(  # type: ignore[no-untyped-call]
-            value, *gradient.values(), *given.values()
+            value, *gradient.values(), *differentiable.values()
         )
         return total, sums
 
@@ -186,17 +190,23 @@ def compiled(objective: Objective, backend: str | Callable[..., Any] = "inductor
 
 
 class _WithGradient(torch.autograd.Function):
-    """A scalar whose gradient is known already."""
+    """A scalar with a precomputed gradient."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        """Save the gradients: ``tensors`` holds them first, then the tensors that they belong to."""
+        """Returns a copy of ``value``.
+
+        Args:
+            ctx: context of the function.
+            value: the scalar [].
+            tensors: the gradients with respect to the inputs, then the same number of inputs.
+        """
         ctx.save_for_backward(*tensors[: len(tensors) // 2])
         return value.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_value: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # In place: autograd refuses a second backward pass, as it does wherever a graph was freed.
-        gradient = [each.mul_(by_value) for each in ctx.saved_tensors]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: autograd rejects a second backward pass, as for any freed graph.
+        gradient = [each.mul_(grad_output) for each in ctx.saved_tensors]
         return (None, *(None for _ in gradient), *gradient)

@@ -1,4 +1,4 @@
-"""Scored responses -> preference pairs, in the order in which losses on pairs read them."""
+"""Preference pairs from scored responses, in the row order that losses on pairs expect."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ __all__ = ["to_preference_pairs", "preference_pairs"]
 
 
 def to_preference_pairs(batch: TensorDict) -> TensorDict:
-    """Returns every two rows of a group of unequal reward as rows 2i (the better) and 2i + 1 (the worse).
+    """Returns all pairs of rows of a group with unequal rewards, as rows 2i (better) and 2i + 1 (worse).
 
-    A row stands in as many pairs as there are answers of its group of another reward, in none if all are
-    equal. Rows without a reward (NaN) are left out. Groups stay in order, the best answers first; the source
-    `dataset` makes the same pairs of a ranking.
+    A row occurs once per response of its group with another reward, so groups of equal rewards give no pairs.
+    Rows without a reward (NaN) are dropped. Groups keep their order; within a group, pairs are ordered by the
+    reward of the better response, highest first. The source `dataset` forms the same pairs from a ranking.
 
     Args:
         batch: [N] sampled rows with group_id and reward.
 
-    Source: online DPO 2402.04792, with two answers to a prompt.
+    Source: online DPO 2402.04792, which has two responses per prompt.
     """
     return batch[preference_pairs(batch["reward"], batch["group_id"]).flatten()]
 
 
 def preference_pairs(reward: torch.Tensor, group_id: torch.Tensor) -> torch.Tensor:
-    """Returns [P, 2] int64, the row numbers of the better and the worse of every two of unequal reward.
+    """Returns [P, 2] int64, the row indices of the better and the worse response of each pair.
 
     Args:
-        reward: [N]; rows of NaN are in no pair.
-        group_id: [N]; pairs are of one group, in the groups' order.
+        reward: [N] reward of each row; rows with NaN are in no pair.
+        group_id: [N] group of each row; both rows of a pair are of one group, and groups keep their order.
     """
     rewards: list[float] = reward.tolist()
     groups: dict[int, list[int]] = {}

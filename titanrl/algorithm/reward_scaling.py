@@ -1,4 +1,4 @@
-"""The [algorithm.reward_scaling] table: rewards on one scale, by the moments of all rewards so far."""
+"""The [algorithm.reward_scaling] table: normalize rewards by the moments of all rewards so far."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ __all__ = ["RewardScaling"]
 @validated
 @dataclass(slots=True, kw_only=True)
 class RewardScaling:
-    """Brings rewards near unit size, whatever the scale of a reward model.
+    """Scales rewards to about unit size, independent of the scale of the reward model.
 
-        r' = clip((r - mean) / deviation, -clip, clip)
+        r' = clip((r - mean) / std, -clip, clip)
 
-    mean, if it is subtracted, and deviation (n - 1, float64) are those of all rewards that the run has
-    sampled, this step's included, before any filter. Rewards that have all been equal are not divided.
-    Unscored rows (NaN) count in no moment and stay as they are. Filters see the rewards as they came, and so
-    do the metrics ``reward/...``; all that comes after sees the scaled ones, the greedy answer's
-    ``baseline_reward`` among them. KL-in-reward is taken off afterwards.
+    mean (if it is subtracted) and std (n - 1, float64) are those of all rewards that the run has sampled,
+    including this step's, before any filter. While all rewards are equal, they are not divided. Unscored rows
+    (NaN) do not enter the moments and remain NaN. Filters and the metrics ``reward/...`` see the original
+    rewards; everything after the filters sees the scaled ones, including ``baseline_reward``, the reward of
+    the greedy response. KL-in-reward is subtracted after scaling.
 
-    Deviation: "reward scaling" of PPO for control divides by that of discounted returns; an answer has one
-    reward, so it is the reward's own.
+    Deviation: "reward scaling" of PPO for control divides by the standard deviation of discounted returns. A
+    response has one reward, so titanrl divides by the standard deviation of the rewards.
     """
 
     divide: bool = True
-    """Whether rewards are divided by their running deviation."""
+    """Whether rewards are divided by their running standard deviation."""
     center: bool = False
-    """Whether their running mean is subtracted before."""
+    """Whether the running mean is subtracted before."""
     clip: Annotated[float, Range("(0, inf]")] = math.inf
-    """Bound of the size of what results, > 0; inf: none."""
+    """Bound of the absolute value of the scaled rewards, > 0; inf: none."""
     count: int = field(init=False, default=0)
     """Rewards seen so far."""
     mean: float = field(init=False, default=0.0)
-    """Their mean."""
+    """Mean of these rewards."""
     squares: float = field(init=False, default=0.0)
-    """Sum of their squared distances from the mean."""
+    """Sum of squared distances of these rewards from the mean."""
 
     def __post_init__(self) -> None:
         if not (self.divide or self.center or math.isfinite(self.clip)):
@@ -50,32 +50,32 @@ class RewardScaling:
                 "divide must be true where center and clip are off, got false; remove the table."
             )
 
-    def see(self, reward: torch.Tensor) -> None:
-        """Takes the rewards [N] of a step into the moments."""
-        seen = reward[~reward.isnan()].double()
-        if not len(seen):
+    def update(self, reward: torch.Tensor) -> None:
+        """Updates the moments with the rewards [N] of a step."""
+        scored = reward[~reward.isnan()].double()
+        if not len(scored):
             return
-        # Equal numbers have a mean that may differ from them in the last digit, and then a spread.
-        is_flat = bool((seen == seen[0]).all())
-        mean = float(seen[0] if is_flat else seen.mean())
-        squares = 0.0 if is_flat else float((seen - mean).square().sum())
-        total, moved = self.count + len(seen), mean - self.mean
-        self.squares += squares + moved**2 * self.count * len(seen) / total
-        self.mean = mean if not self.count else self.mean + moved * len(seen) / total
+        # The computed mean of equal numbers may differ in the last digit, which would give a variance > 0.
+        is_constant = bool((scored == scored[0]).all())
+        mean = float(scored[0] if is_constant else scored.mean())
+        squares = 0.0 if is_constant else float((scored - mean).square().sum())
+        total, delta = self.count + len(scored), mean - self.mean
+        self.squares += squares + delta**2 * self.count * len(scored) / total
+        self.mean = mean if not self.count else self.mean + delta * len(scored) / total
         self.count = total
 
     @property
-    def deviation(self) -> float:
-        """What rewards are divided by: 1 while all of them were equal."""
+    def std(self) -> float:
+        """The divisor of the rewards: their standard deviation, or 1 while all are equal."""
         return math.sqrt(self.squares / (self.count - 1)) if self.squares else 1.0
 
     def __call__(self, reward: torch.Tensor) -> torch.Tensor:
-        """Returns rewards [N] float32 on the present scale."""
+        """Returns the scaled rewards, [N] float32."""
         value = reward.double()
         if self.center:
             value = value - self.mean
         if self.divide:
-            value = value / self.deviation
+            value = value / self.std
         return value.clamp(-self.clip, self.clip).float()
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,6 +83,6 @@ class RewardScaling:
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what state_dict() returned."""
+        """Restores the moments that ``state_dict`` returned."""
         self.count = int(state_dict["count"])
         self.mean, self.squares = float(state_dict["mean"]), float(state_dict["squares"])

@@ -25,17 +25,17 @@ __all__ = ["Algorithm", "KLTerm"]
 class KLTerm:
     """The one KL term: ``+ beta k`` in the loss, ``- beta k`` in the reward or in the advantage.
 
-    The estimator's own keys (gradient, input_clamp, output_clamp) stand in the same table.
+    The estimator's own keys (gradient, input_clamp, output_clamp) belong to the same table.
     """
 
     estimator: Annotated[KLEstimator, Component("kl")]
     """k(logprob, ref_logprob)."""
     placement: Literal["loss", "reward", "advantage"] = "loss"
-    """Where the term goes: into the loss with a gradient, or into token_reward or advantage without."""
+    """Where the term is added: the loss, with a gradient, or token_reward or advantage, without."""
     coefficient: float | None = None
-    """beta as a constant, >= 0; either this or a controller."""
+    """Constant beta, >= 0; either this or a controller."""
     controller: Annotated[KLController, Component("kl_controller")] = None  # type: ignore[assignment]
-    """beta as a schedule; either this or a coefficient, which becomes a fixed one."""
+    """Controller of beta; either this or a coefficient, which is the controller `fixed`."""
     importance_weight: bool = False
     """Whether k is multiplied by rho = exp(l - l_old): unbiased off-policy; only in the loss."""
 
@@ -50,7 +50,7 @@ class KLTerm:
         if self.importance_weight and self.placement != "loss":
             raise ValueError(
                 f"importance_weight must be false for placement {self.placement!r}, got true; "
-                "only a term in the loss has a ratio to weigh it with."
+                "only a term in the loss can be weighted by the ratio."
             )
         gradient = getattr(self.estimator, "gradient", "pathwise")
         if self.placement != "loss" and gradient != "pathwise":
@@ -60,41 +60,42 @@ class KLTerm:
             )
         if controls_entropy(self.controller):
             raise ValueError(
-                f"controller.name must steer a KL term, got {name_of(self.controller)!r}; "
-                "it belongs into [algorithm.entropy]."
+                f"controller.name must control a KL term, got {name_of(self.controller)!r}; "
+                "move it to [algorithm.entropy]."
             )
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """Keys whose value follows from another key's, so that a written table leaves them out."""
+        """Keys that are computed from another key, so that a dumped table omits them."""
         return ("controller",) if self.coefficient is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """Which components estimate, correct, weigh and minimise.
+    """The components that compute advantages, corrections, loss weights and the loss.
 
-    ``sum(loss_weight * (c * loss + beta * k - eta * entropy))``: c is the corrections' product.
+    The update minimizes ``sum(loss_weight * (c * loss + beta * k - eta * entropy))``, where c is the product
+    of the corrections.
     """
 
     loss: Annotated[PolicyLoss, Component("loss")]
-    """What is minimised, per token."""
+    """Policy loss per token."""
     aggregation: Annotated[Aggregation, Component("aggregation")]
-    """Weights of the tokens of an optimizer step."""
+    """Weight of each loss token of an optimizer step."""
     advantage: Annotated[AdvantageEstimator, Component("advantage")] | None = None
-    """Rewards -> advantages; omitted for losses that read none."""
+    """Estimator of advantages from rewards; omitted for losses that read none."""
     reward_scaling: RewardScaling | None = None
-    """Rewards on one scale before advantages are estimated; omitted: they stay as they are."""
+    """Scaling of rewards before advantages are computed; omitted: none."""
     kl: Annotated[KLTerm, Flattened("kl", "estimator")] | None = None
-    """KL to the reference."""
+    """KL term to the reference policy."""
     entropy: Annotated[KLController, Component("kl_controller")] | None = None
-    """Coefficient eta of the entropy bonus: eta > 0 raises entropy."""
+    """Controller of eta, the coefficient of the entropy bonus; eta > 0 increases the entropy."""
     correction: tuple[Annotated[Correction, Component("correction")], ...] = ()
     """Corrections of the sampler/trainer mismatch: weights multiply, keep masks are and-ed."""
     filter: tuple[Annotated[Filter, Component("filter")], ...] = ()
-    """Which groups are trained on; a group must pass them all."""
+    """Filters that select the groups to train on; a group must pass all of them."""
     denominator: Literal["trainable", "kept"] = "trainable"
-    """Tokens that the aggregation counts: all trainable ones, or those that the corrections keep."""
+    """Tokens that the aggregation counts: all loss tokens, or only those that the corrections keep."""
     old_logprob: Literal["recompute", "sampler"] = "recompute"
     """The old policy: the trainer's log-probs before the update, or the sampler's (bypass mode)."""
 
@@ -102,18 +103,20 @@ class Algorithm:
         if self.denominator == "kept" and not self.correction:
             raise ValueError(
                 "denominator must be 'trainable' without a [[algorithm.correction]], got 'kept'; "
-                "nothing is dropped, so both are the same."
+                "without one, no token is dropped and both are the same."
             )
 
     @property
     def compares_groups(self) -> bool:
-        """Whether advantages compare the answers to one prompt; a class whose do not says so by
-        ``is_group_relative = False``."""
+        """Whether advantages compare the responses to one prompt.
+
+        An estimator class that does not compare them declares ``is_group_relative = False``.
+        """
         return self.advantage is not None and declared(self.advantage, "is_group_relative")
 
     @property
-    def pairs_answers(self) -> bool:
-        """Whether the loss compares the rows of pairs."""
+    def pairs_responses(self) -> bool:
+        """Whether the loss compares the two rows of a pair."""
         return bool(declared(self.loss, "paired"))
 
     @property

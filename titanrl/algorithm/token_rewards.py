@@ -18,13 +18,13 @@ __all__ = ["add_token_rewards"]
 def add_token_rewards(token_reward: torch.Tensor, batch: TensorDict, scale: float = 1.0) -> torch.Tensor:
     """Return ``token_reward`` with every per-token reward at its own positions.
 
-    A row's reward contains the sums of its per-token rewards, and stands on the last response token at first.
+    A row's reward includes the sums of its per-token rewards, and is initially on the last response token.
     With P = scale * sum_k token_rewards_k, P_t is added at each position t and sum_t P_t is subtracted from
     the last response token, so that the row's sum does not change.
 
     Args:
-        token_reward: [N, L] float32, the whole reward on the last response token.
-        batch: N rows; ``token_rewards`` holds [N, L] weighted numbers per label, 0 where masked.
+        token_reward: [N, L] float32, the complete reward on the last response token.
+        batch: N rows; ``token_rewards`` maps labels to weighted rewards [N, L], 0 where masked.
         scale: factor that reward scaling applies to the reward.
 
     Returns:
@@ -33,6 +33,6 @@ def add_token_rewards(token_reward: torch.Tensor, batch: TensorDict, scale: floa
     parts = batch.get("token_rewards", None)
     if parts is None or parts.is_empty():
         return token_reward
-    moved = scale * torch.stack([parts[label] for label in sorted(parts.keys())]).sum(0)
-    total = moved.sum(-1, keepdim=True, dtype=torch.float64).float()
-    return token_reward + moved - where0(is_last_loss_token(batch["loss_mask"]), total)
+    per_token = scale * torch.stack([parts[label] for label in sorted(parts.keys())]).sum(0)
+    total = per_token.sum(-1, keepdim=True, dtype=torch.float64).float()
+    return token_reward + per_token - where0(is_last_loss_token(batch["loss_mask"]), total)

@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 def resolve_target(target: Path, model: Path | None, overrides: list[str] | None) -> Target:
-    """Return the settings and the weights that a target stands for.
+    """Return the settings and the weights that a target names.
 
     Args:
         target: experiment file or run folder.

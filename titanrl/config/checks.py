@@ -113,7 +113,7 @@ def _steps_can_end_early(algorithm: Algorithm, loop: Loop) -> list[Problem]:
 def _group_size(algorithm: Algorithm, loop: Loop, data: DataSettings | None) -> list[Problem]:
     if loop.samples_per_prompt >= 2 or data is not None:
         return []
-    if algorithm.pairs_answers:
+    if algorithm.pairs_responses:
         text = f"must be >= 2 for {label(algorithm.loss)}, got 1; its pairs are responses to one prompt."
         return [Problem("loop", text, "samples_per_prompt")]
     if not algorithm.compares_groups:

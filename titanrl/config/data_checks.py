@@ -33,11 +33,11 @@ def _sampling(
     reward: tuple[Reward, ...],
     evaluation: Evaluation | None,
 ) -> list[Problem]:
-    is_asked = evaluation is not None and evaluation.prompts is not None
-    if data is None or is_asked:
-        asked = "[prompts]" if data is None else "[evaluation.prompts]"
-        is_missing = sampler is None and (is_asked or prompts is not None)
-        return [Problem("sampler", f"is missing; it samples responses for {asked}.")] if is_missing else []
+    has_eval_prompts = evaluation is not None and evaluation.prompts is not None
+    if data is None or has_eval_prompts:
+        table = "[prompts]" if data is None else "[evaluation.prompts]"
+        is_missing = sampler is None and (has_eval_prompts or prompts is not None)
+        return [Problem("sampler", f"is missing; it samples responses for {table}.")] if is_missing else []
     needless = (
         "must be absent with [data], which samples no responses, unless there are [evaluation.prompts]."
     )
@@ -100,12 +100,12 @@ def _held_out(
 def _source_kinds(
     prompts: SourceSettings | None, data: DataSettings | None, evaluation: Evaluation | None
 ) -> list[Problem]:
-    places: list[tuple[str, Any, bool]] = [("prompts", prompts, False), ("data", data, True)]
+    sources: list[tuple[str, Any, bool]] = [("prompts", prompts, False), ("data", data, True)]
     if evaluation is not None:
-        places.append(("evaluation.prompts", evaluation.prompts, False))
-        places.append(("evaluation.data", evaluation.data, True))
+        sources.append(("evaluation.prompts", evaluation.prompts, False))
+        sources.append(("evaluation.data", evaluation.data, True))
     problems = []
-    for table, source, wants_data in places:
+    for table, source, wants_data in sources:
         if source is None or is_data(type(source)) == wants_data:
             continue
         brings = "prompts without responses" if wants_data else "dataset examples"
@@ -121,7 +121,7 @@ def is_data(source: type) -> bool:
 
 
 def _pairs(algorithm: Algorithm, data: DataSettings | None) -> list[Problem]:
-    wants_pairs = algorithm.pairs_answers
+    wants_pairs = algorithm.pairs_responses
     if data is None or not is_data(type(data)) or data.is_paired == wants_pairs:
         return []
     got = f"got {data.format!r}" if hasattr(data, "format") else f"got {name_of(data)!r}"

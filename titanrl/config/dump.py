@@ -83,11 +83,11 @@ def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
 
 
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    found = []
+    differing = []
     for key in dict.fromkeys([*left, *right]):
         one, other = left.get(key), right.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += [f"{key}.{inner}" for inner in _differing(one, other)]
+            differing += [f"{key}.{inner}" for inner in _differing(one, other)]
         elif one != other:
-            found.append(key)
-    return found
+            differing.append(key)
+    return differing

@@ -13,8 +13,14 @@ from typing import Annotated, Literal
 from titanrl.registry import Range, validated
 
 __all__ = [
-    "ActivationCheckpoint", "Checkpoint", "Compile", "LRScheduler", "Optimizer", "Parallelism", "Training",
-]  # fmt: skip
+    "ActivationCheckpoint",
+    "Checkpoint",
+    "Compile",
+    "LRScheduler",
+    "Optimizer",
+    "Parallelism",
+    "Training",
+]
 
 
 @validated

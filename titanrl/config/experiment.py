@@ -1,4 +1,4 @@
-"""A whole experiment: every table of its file, decoded and checked against each other."""
+"""The experiment: all tables of its file, decoded and checked against each other."""
 
 from __future__ import annotations
 
@@ -126,11 +126,14 @@ class Experiment:
         return cls(**values)
 
     def sources(self) -> dict[str, SourceSettings | DataSettings]:
-        """Returns where prompts and rows come from, those held out too, by table."""
-        found = {"prompts": self.prompts, "data": self.data}
+        """Returns the sources of prompts and examples, including held-out ones, by table."""
+        sources = {"prompts": self.prompts, "data": self.data}
         if self.evaluation is not None:
-            found |= {"evaluation.prompts": self.evaluation.prompts, "evaluation.data": self.evaluation.data}
-        return {table: source for table, source in found.items() if source is not None}
+            sources |= {
+                "evaluation.prompts": self.evaluation.prompts,
+                "evaluation.data": self.evaluation.data,
+            }
+        return {table: source for table, source in sources.items() if source is not None}
 
     def dataflow(self) -> tuple[Node, ...]:
         """Returns the nodes of a step in execution order, with the batch keys that each reads and writes."""

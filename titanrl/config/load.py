@@ -45,7 +45,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def parse(table: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment of a table that stands for a whole, resolved file.
+    """Returns the experiment of a table, which must be a complete, resolved file.
 
     Raises:
         ConfigError: as ``load``.
@@ -58,7 +58,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     """Returns the file merged over its base files, with the overrides on top; nothing is decoded yet.
 
     Raises:
-        ConfigError: a file is missing or no TOML, ``base`` leads in a circle, or an override has no place.
+        ConfigError: a file is missing or not TOML, ``base`` is circular, or an override names no table.
     """
     refuse_control_characters(str(path), "the path")
     path = locate(path)

@@ -12,9 +12,16 @@ from titanrl.registry import Range, name_of, validated
 from titanrl.registry.decode import Component, build
 
 __all__ = [
-    "Critic", "CriticOptimizer", "Evaluation", "Loop", "Model", "Reference", "Reward", "Run",
+    "Critic",
+    "CriticOptimizer",
+    "Evaluation",
+    "Loop",
+    "Model",
+    "Reference",
+    "Reward",
+    "Run",
     "Teacher",
-]  # fmt: skip
+]
 
 
 @validated

@@ -141,8 +141,8 @@ class ExampleLoader:
 
     def next_batch(self, count: int) -> ExampleBatch:
         """Return the next ``count`` examples that fit."""
-        found = list(islice(self._fitting(self.loader), count))
-        return ExampleBatch([rows for rows, _ in found], sum(dropped for _, dropped in found))
+        examples = list(islice(self._fitting(self.loader), count))
+        return ExampleBatch([rows for rows, _ in examples], sum(dropped for _, dropped in examples))
 
     def iterate_once(self, count: int | None = None) -> Iterator[list[TokenizedExample]]:
         """Yield the rows of the first ``count`` examples that fit, or of all, in the order of the source."""

@@ -59,7 +59,7 @@ class Loader(Generic[Example]):
                 prefetch_factor=max(2, -(-prefetch // num_workers)) if num_workers else None,
                 # Neither threads nor CUDA survive a fork.
                 multiprocessing_context="spawn" if num_workers else None,
-                # Its own, because starting draws a number, and a resumed run starts more often.
+                # A separate generator: each start consumes a random number, and resuming adds starts.
                 generator=torch.Generator(),
             )
         self._examples: Iterator[tuple[int, Example] | ConfigError] | None = None
@@ -70,10 +70,10 @@ class Loader(Generic[Example]):
     def __next__(self) -> tuple[int, Example]:
         if self._examples is None:
             self._examples = self._start()
-        found = next(self._examples)
-        if isinstance(found, ConfigError):
-            raise found
-        return found
+        result = next(self._examples)
+        if isinstance(result, ConfigError):
+            raise result
+        return result
 
     def _start(self) -> Iterator[tuple[int, Example] | ConfigError]:
         try:

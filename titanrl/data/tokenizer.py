@@ -118,10 +118,10 @@ class ChatTokenizer:
 
 def _eos_ids(folder: Path, tokenizer: object) -> tuple[int, ...]:
     """Return every id that ends a response: the tokenizer's and those of generation_config.json."""
-    found = {getattr(tokenizer, "eos_token_id", None)}
+    eos_ids = {getattr(tokenizer, "eos_token_id", None)}
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
             stated = json.loads(path.read_text()).get("eos_token_id")
-            found.update(stated if isinstance(stated, list) else [stated])
-    return tuple(sorted(token for token in found if token is not None))
+            eos_ids.update(stated if isinstance(stated, list) else [stated])
+    return tuple(sorted(token for token in eos_ids if token is not None))

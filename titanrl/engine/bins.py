@@ -68,19 +68,19 @@ def balance(sizes: Sequence[int], count: int) -> list[list[int]]:
     return bins
 
 
-def _exchange(sizes: Sequence[int], full: list[int], empty: list[int], gap: int) -> int:
-    """Makes the best exchange and returns by how much ``full`` shrank, 0 if no exchange helps."""
+def _exchange(sizes: Sequence[int], full: list[int], empty: list[int], difference: int) -> int:
+    """Makes the best exchange and returns the decrease of the load of ``full``, 0 if no exchange helps."""
     candidates = sorted(full, key=sizes.__getitem__)
     keys = [sizes[item] for item in candidates]
-    best_gap, pair = gap, None
+    smallest, pair = difference, None
     for returned in (None, *empty):
         size = 0 if returned is None else sizes[returned]
-        middle = bisect_left(keys, size + gap / 2)
+        middle = bisect_left(keys, size + difference / 2)
         for index in (middle - 1, middle):
             if 0 <= index < len(keys):
-                new_gap = abs(gap - 2 * (keys[index] - size))
-                if new_gap < best_gap:
-                    best_gap, pair = new_gap, (candidates[index], returned)
+                new_difference = abs(difference - 2 * (keys[index] - size))
+                if new_difference < smallest:
+                    smallest, pair = new_difference, (candidates[index], returned)
     if pair is None:
         return 0
     moved, returned = pair

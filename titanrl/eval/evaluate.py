@@ -1,4 +1,4 @@
-"""Held-out scores of a policy with their 95% intervals: during training, and of any model by itself."""
+"""Scores of a policy on held-out prompts with 95% intervals, during training or for any model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeanCI(NamedTuple):
     high: float
 
     def to_json(self) -> dict[str, float | None]:
-        """Returns plain values; an infinite bound, as one prompt alone gives, becomes None."""
+        """Returns plain values; an infinite bound, which a single prompt gives, becomes None."""
         return {key: value if math.isfinite(value) else None for key, value in self._asdict().items()}
 
 
@@ -56,11 +56,11 @@ class EvalResult(NamedTuple):
     """Identity of each prompt; equal prompts form one cluster."""
 
     def minus(self, other: EvalResult) -> MeanCI:
-        """Returns the mean difference of the scores, paired by prompt; both were given the same prompts.
+        """Returns the mean difference of the scores, paired by prompt; both have the same prompts.
 
         Prompts that are hard for both cancel, so the difference has a smaller error than either score.
         """
-        differences = [mine - theirs for mine, theirs in zip(self.scores, other.scores, strict=True)]
+        differences = [score - baseline for score, baseline in zip(self.scores, other.scores, strict=True)]
         mean = sum(differences) / len(differences)
         return MeanCI(mean, *_clustered_interval(differences, self.prompts))
 
@@ -170,9 +170,10 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
 def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:
     """Returns the 95% interval of the mean of ``values``, one per prompt.
 
-    Values of 0 and 1 get Wilson's interval, which is valid at 0 and 1 too; others get the mean +- 1.96
-    standard errors. Repeated prompts add no evidence: if the i-th unique prompt occurs m_i times among n,
-    Wilson's interval uses the effective sample size ``n^2 / sum_i m_i^2``, and the errors are cluster-robust.
+    Values of 0 and 1 get Wilson's interval, which is valid for means of 0 and 1 too; other values get the
+    mean +- 1.96 standard errors. Repeated prompts add no evidence: if the i-th unique prompt occurs m_i times
+    among n, Wilson's interval uses the effective sample size ``n^2 / sum_i m_i^2``, and the errors are
+    cluster-robust.
 
     Args:
         values: one per prompt.
@@ -184,9 +185,9 @@ def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None)
     if set(values) <= {0.0, 1.0}:
         count = n * n / sum(m * m for m in Counter(range(n) if prompts is None else prompts).values())
         center = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
-        deviation = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
-        half = Z95 / (1 + Z95**2 / count) * deviation
-        return max(center - half, 0.0), min(center + half, 1.0)
+        std_error = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
+        half_width = Z95 / (1 + Z95**2 / count) * std_error
+        return max(center - half_width, 0.0), min(center + half_width, 1.0)
     return _clustered_interval(values, prompts)
 
 

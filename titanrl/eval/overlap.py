@@ -30,9 +30,9 @@ class Overlap(NamedTuple):
     training_examples: int
 
     def __str__(self) -> str:
-        also = f"{self.num_in_training:,} of them" if self.num_in_training else "none of them"
+        shared = f"{self.num_in_training:,} of them" if self.num_in_training else "none of them"
         return (
-            f"[{self.table}] {self.examples:,} examples, {self.num_unique:,} unique, {also} among the "
+            f"[{self.table}] {self.examples:,} examples, {self.num_unique:,} unique, {shared} among the "
             f"{self.training_examples:,} of [{self.training}]."
         )
 
@@ -65,7 +65,7 @@ def compare(experiment: Experiment) -> Iterator[Overlap]:
 
 
 def _prompts_of(settings: Any, limit: int | None = None) -> tuple[set[str], int]:
-    """Returns the unique prompts of a source, and how many examples were read; bad examples have none.
+    """Returns the unique prompts of a source and the number of examples read; skips invalid ones.
 
     Args:
         settings: table of the source.

@@ -57,5 +57,5 @@ def maj_at_k(votes: Sequence[Hashable | None], scores: Sequence[float]) -> float
     if not counts:
         return sum(scores) / len(scores)
     most = max(counts.values())
-    won = [score for vote, score in zip(votes, scores, strict=True) if counts.get(vote) == most]
-    return sum(won) / len(won)
+    majority_scores = [score for vote, score in zip(votes, scores, strict=True) if counts.get(vote) == most]
+    return sum(majority_scores) / len(majority_scores)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["reward_model_metrics", "score_quality"]
 
 BINS = 5
-"""Equally wide bins of confidence between 1/2 and 1."""
+"""Number of equally wide bins of confidence between 1/2 and 1."""
 
 
 def reward_model_metrics(engine: Engine, rows: TensorDict, *, paired: bool) -> dict[str, float]:
@@ -26,16 +26,16 @@ def reward_model_metrics(engine: Engine, rows: TensorDict, *, paired: bool) -> d
 
     Args:
         engine: its policy is the value model.
-        rows: this rank's share of the batch, whole groups.
+        rows: this rank's share of the batch, in complete groups.
         paired: whether rows 2i are preferred to rows 2i + 1.
     """
     scored = rows.copy().set("value", engine.score(rows, ("value",))["value"])
-    whole = collectives.gather(scored, engine.dp_group, engine.dp_degree)
-    return score_quality(whole, paired=paired)
+    batch = collectives.gather(scored, engine.dp_group, engine.dp_degree)
+    return score_quality(batch, paired=paired)
 
 
 def score_quality(batch: TensorDict, *, paired: bool) -> dict[str, float]:
-    """Returns the ``eval/...`` metrics of scores; a metric without anything to compare is absent.
+    """Returns the ``eval/...`` metrics of scores; a metric without responses to compare is absent.
 
     Responses are compared within their group: the chosen with the rejected, or, where the batch has
     ``reward``, each with every worse one. For labelled process steps (``token_reward``) only the calibration

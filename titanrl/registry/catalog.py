@@ -71,7 +71,9 @@ def register(kind: str, name: str) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         check_class(kind, name, cls)
         if not cls.__module__.startswith("titanrl.components."):
-            load(kind)  # So that taking a built-in's name is found here, at the class that takes it.
+            load(
+                kind
+            )  # So that a conflict with a built-in's name is reported here, for the conflicting class.
         taken = _classes[kind].get(name)
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
             owner = f"{taken.__module__}.{taken.__qualname__}"
@@ -162,5 +164,5 @@ def kind_of(component: object) -> str:
 
 
 def name_of(component: object) -> str:
-    """Returns the registered name of a component, as it stands in a TOML file."""
+    """Returns the registered name of a component, as written in a TOML file."""
     return _identity[type(component)][1]

@@ -130,13 +130,13 @@ def _component(kind: str, value: Any) -> Any:
 
 
 def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
-    """Returns the class that ``name`` stands for, and the other keys."""
+    """Returns the class with the registered ``name``, and the other keys."""
     rest = dict(_as_table(value))
     name = rest.pop("name", None)
     known = names(kind)
     if name is None:
         typed = closest_matches("name", rest)
-        hint = f"; did you mean 'name' where {typed[0]!r} stands?" if typed else ";"
+        hint = f"; did you mean 'name' instead of {typed[0]!r}?" if typed else ";"
         raise ConfigError(Problem("", f"is missing{hint} one of: {', '.join(known) or 'none'}.", "name"))
     if name not in known:
         raise ConfigError(Problem("", unknown_name(kind, name, f"is no registered {kind}, got"), "name"))
@@ -173,23 +173,25 @@ def _extended(cls: type, marker: Flattened, value: Any) -> Any:
     renamed = {**_renamed(cls), **_renamed(component)}
     problems = unknown_keys(table, {**inner, **outer}, f" of {marker.kind} {value['name']!r}", renamed)
     keys = _decodable(table, problems)
-    found: dict[str, Any] = {}
+    component_field: dict[str, Any] = {}
     try:
-        found[marker.field] = _table(component, {key: table[key] for key in keys if key in inner}, "")
+        component_field[marker.field] = _table(
+            component, {key: table[key] for key in keys if key in inner}, ""
+        )
     except ConfigError as error:
         problems += error.problems
     values = {key: (outer[key][1], table[key]) for key in keys if key in outer}
-    return _construct(cls, values, problems, found)
+    return _construct(cls, values, problems, component_field)
 
 
 def _construct(
     cls: Callable[..., Any],
     values: Mapping[str, tuple[Any, Any]],
     problems: list[Problem],
-    found: Mapping[str, Any] | None = None,
+    already_decoded: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns ``cls(**decoded values)``, or raises all that is wrong with them."""
-    decoded: dict[str, Any] = dict(found or {})
+    """Returns ``cls(**decoded values)``, or raises all problems of the values."""
+    decoded: dict[str, Any] = dict(already_decoded or {})
     try:
         decoded |= decode_fields(values)
     except ConfigError as error:

@@ -38,7 +38,7 @@ def key_docs(cls: type) -> dict[str, str]:
 
 
 def first_line(cls: type, *, keep_code: bool = False) -> str:
-    """Returns the first sentence of a class's docstring, its code marks left out unless asked for."""
+    """Returns the first sentence of a class's docstring, without code marks by default."""
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
     sentence = re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(".;")
     return sentence if keep_code else sentence.replace("`", "")
@@ -94,17 +94,17 @@ def reads(cls: Any) -> str:
 
 
 def declarations(kind: str, cls: Any) -> dict[str, str]:
-    """Returns what a class declares beside the keys that it reads: name -> value, as text.
+    """Returns the declarations of a class except the keys that it reads: name -> value, as text.
 
-    Of a property the value is that of the default settings, where the class has such.
+    The value of a property is that of the default settings, if the class has defaults.
     """
-    found = {}
+    values = {}
     for name in DECLARATIONS[kind]:
         if name in ("in_keys", "optional_keys", "renamed") or not declares(cls, name):
             continue
         note = " (its keys may change that)" if isinstance(getattr(cls, name), property) else ""
-        found[name] = (_value_text(_declared(cls, name)) + note).strip()
-    return found
+        values[name] = (_value_text(_declared(cls, name)) + note).strip()
+    return values
 
 
 def _value_text(value: Any) -> str:
@@ -118,7 +118,7 @@ def _value_text(value: Any) -> str:
 
 
 def _declared(cls: Any, name: str) -> Any:
-    """Returns what a class declares, or its default settings do; None if it cannot be built without keys."""
+    """Returns the declaration of a class or of its default settings; None if it has required keys."""
     value = declared(cls, name)
     if not isinstance(value, property):
         return value
@@ -129,26 +129,30 @@ def _declared(cls: Any, name: str) -> Any:
 
 
 def _sources(cls: type) -> Iterator[ast.ClassDef]:
-    """Yields the source of each base class, then of the class, where there is source."""
+    """Yields the source of each base class, then of the class, if source exists."""
     for each in reversed(cls.__mro__):
         file = getattr(sys.modules.get(each.__module__), "__file__", None)
-        if file is not None and Path(file).suffix == ".py" and each.__qualname__ in (found := _classes(file)):
-            yield found[each.__qualname__]
+        if (
+            file is not None
+            and Path(file).suffix == ".py"
+            and each.__qualname__ in (classes := _classes(file))
+        ):
+            yield classes[each.__qualname__]
 
 
 @cache
 def _classes(file: str) -> dict[str, ast.ClassDef]:
     """Returns qualified name -> source of every class of a file."""
-    found: dict[str, ast.ClassDef] = {}
+    classes: dict[str, ast.ClassDef] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                found[f"{prefix}{node.name}"] = node
+                classes[f"{prefix}{node.name}"] = node
                 visit(node.body, f"{prefix}{node.name}.")
 
     visit(ast.parse(Path(file).read_text("utf-8")).body, "")
-    return found
+    return classes
 
 
 def _docs_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:

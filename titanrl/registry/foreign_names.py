@@ -1,4 +1,4 @@
-"""Names that other frameworks use, and the place where an experiment file has the same thing."""
+"""Names of other frameworks and the corresponding keys of an experiment file."""
 
 from __future__ import annotations
 
@@ -53,8 +53,26 @@ KEYS: Mapping[str, str] = MappingProxyType(
 """Key -> table and key that mean the same, for a table that does not know the key."""
 
 ALGORITHMS = (
-    "a2po", "cispo", "dapo", "dpo", "dppo", "dr_grpo", "grpo", "gspo", "kto", "luspo", "online_dpo", "opo",
-    "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "scalerl",
-    "sft", "vapo", "wpo",
-)  # fmt: skip
+    "a2po",
+    "cispo",
+    "dapo",
+    "dpo",
+    "dppo",
+    "dr_grpo",
+    "grpo",
+    "gspo",
+    "kto",
+    "luspo",
+    "online_dpo",
+    "opo",
+    "ppo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "scalerl",
+    "sft",
+    "vapo",
+    "wpo",
+)
 """Algorithms of several components that a preset ``titanrl:algorithms/NAME.toml`` composes."""

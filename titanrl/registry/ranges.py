@@ -110,16 +110,16 @@ def range_of(hint: Any) -> Range | None:
     if isinstance(hint, Range):
         return hint
     # Of an Annotated type, __metadata__ holds the markers and get_args() begins with the plain type.
-    found = (range_of(each) for each in get_args(hint))
-    return next((each for each in found if each is not None), None)
+    ranges = (range_of(each) for each in get_args(hint))
+    return next((each for each in ranges if each is not None), None)
 
 
 @cache
 def ranges_of(cls: type) -> dict[str, Range]:
     """Returns the ranges that a dataclass declares: name of the field -> Range."""
     hints = get_type_hints(cls, include_extras=True)
-    found = {field.name: range_of(hints[field.name]) for field in fields(cls)}
-    return {name: each for name, each in found.items() if each is not None}
+    ranges = {field.name: range_of(hints[field.name]) for field in fields(cls)}
+    return {name: each for name, each in ranges.items() if each is not None}
 
 
 def range_problems(settings: Any) -> list[Problem]:

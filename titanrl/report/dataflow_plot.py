@@ -19,7 +19,7 @@ of a node's column, height of a key's row."""
 
 
 class Lane(NamedTuple):
-    """A batch key, drawn as a line from its first writer to its last reader."""
+    """A batch key, shown as a line from its first writer to its last reader."""
 
     key: str
     y: int

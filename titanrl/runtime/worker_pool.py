@@ -174,9 +174,13 @@ class _Worker:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "titanrl.runtime.worker", str(fd)],
-                pass_fds=(fd,), env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                pass_fds=(fd,),
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         self.connection = Connection(ours.detach())
         self.is_ready = False
         self.item: int | None = None

@@ -24,10 +24,19 @@ __all__ = ["NUM_SEEDS", "ChatRequest", "CompletionRequest", "ServerInfo", "model
 MAX_N = 1024
 """Limit of responses per prompt, and of prompts per request."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stream": (False,), "logprobs": (False, 0), "top_logprobs": (0,), "echo": (False,), "suffix": ("",),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],),
-    "response_format": ({"type": "text"},), "store": (False,), "metadata": ({},),
-}  # fmt: skip
+    "stream": (False,),
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "metadata": ({},),
+}
 """OpenAI's keys that are not supported -> values without effect, which are accepted."""
 NUM_SEEDS = 2**32
 """Seeds of requests are in [0, NUM_SEEDS)."""

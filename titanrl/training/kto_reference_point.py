@@ -28,12 +28,12 @@ def reference_point(engine: Engine, batch: TensorDict, max_length: int) -> float
     Args:
         engine: its policy and its frozen model ``reference`` score the rows.
         batch: this rank's rows, with input_ids, labels, loss_mask [n, L] and row_id [n].
-        max_length: longest row, tokens; longer ones lose their end.
+        max_length: maximum number of tokens of a row; longer rows are truncated at the end.
 
     Source: KTO 2402.01306.
 
     Raises:
-        TrainingError: one row alone, which has no other row's response.
+        TrainingError: the step has a single row, so there is no other row's response.
     """
     rows = batch.select("input_ids", "labels", "loss_mask", "row_id")
     rows = collectives.gather(rows, engine.dp_group, engine.dp_degree)
@@ -50,13 +50,13 @@ def reference_point(engine: Engine, batch: TensorDict, max_length: int) -> float
 
 
 def mismatched(batch: TensorDict, max_length: int) -> TensorDict:
-    """Returns N rows: the prompt of row i with the response of row i - 1, the first with the last row's.
+    """Returns N rows: the prompt of row i with the response of row i - 1; row 0 gets that of the last row.
 
-    A prompt ends at the first loss token; a response reaches from there to the last loss token.
+    A prompt ends before the first loss token; a response extends from there to the last loss token.
 
     Args:
         batch: input_ids, labels, loss_mask [N, L].
-        max_length: longest row, tokens; longer ones lose their end.
+        max_length: maximum number of tokens of a row; longer rows are truncated at the end.
     """
     mask = batch["loss_mask"]
     raw = torch.cat([batch["input_ids"][:, :1], batch["labels"]], dim=1)
@@ -66,7 +66,7 @@ def mismatched(batch: TensorDict, max_length: int) -> TensorDict:
     rows: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i in range(len(mask)):
         start, end = starts[i - 1], ends[i - 1]
-        # A row without a loss token has no response; the next row then keeps its prompt alone.
+        # A row without loss tokens has no response, so the next row consists of its prompt only.
         response, sampled = raw[i - 1, start:end], mask[i - 1, start - 1 : max(end - 1, start - 1)]
         prompt = raw[i, : starts[i]]
         ids = torch.cat([prompt, response])[:max_length]

@@ -1,4 +1,4 @@
-"""The offline loop: examples of a dataset, score, compute advantages, compute loss weights, update.
+"""The offline loop: load examples, score, compute advantages, compute loss weights, update.
 
 It covers supervised, preference, reward-model and process-reward training, and distillation on a dataset.
 """
@@ -73,7 +73,7 @@ def train_step(
         sums = optimize(session, batch, step, on_policy=True)
     metrics |= means(sums) | _data_metrics(groups, session.loader.epoch, dropped)
     session.control(metrics, num_sequences=len(scored), step=step)
-    return metrics, _shown(session, groups)
+    return metrics, _sample_rows(session, groups)
 
 
 def validate(session: Session[ExampleLoader]) -> dict[str, float]:
@@ -87,7 +87,7 @@ def validate(session: Session[ExampleLoader]) -> dict[str, float]:
 
 
 def _sleep(session: Session[ExampleLoader], version: int) -> None:
-    """Puts the sampler to sleep: it only serves validations, which send it the weights."""
+    """Puts the sampler to sleep: only validations use it, and they send it the weights."""
     del version
     if session.live_sampler is not None:
         session.live_sampler.sleep()
@@ -98,10 +98,10 @@ def _held_out_loss(session: Session[ExampleLoader], held_out: ExampleLoader) -> 
     engine = session.engine
     groups = list(held_out.iterate_once(session.evaluation.num_prompts))
     if not groups:
-        raise TrainingError("[evaluation.data] has no examples that fits into [training] seq_len; raise it.")
-    # A copy, because a validation must not change the state of components.
+        raise TrainingError("[evaluation.data] has no example that fits into [training] seq_len; raise it.")
+    # A copy, because a validation must not change the state of the components.
     validation = replace(session, algorithm=copy.deepcopy(session.algorithm))
-    local = score_models(validation, _local(validation, groups, out_of=held_out), on_policy=True)
+    local = score_models(validation, _local(validation, groups, loader=held_out), on_policy=True)
     _, batch, _ = gather_and_compute_advantages(validation, local, on_policy=True)
     rows = collectives.shard_batch(
         compute_loss_weights(batch, validation.algorithm), engine.dp_rank, engine.dp_degree
@@ -121,14 +121,21 @@ def _local(
     groups: Sequence[Sequence[TokenizedExample]],
     *,
     first_group: int = 0,
-    out_of: ExampleLoader | None = None,
+    loader: ExampleLoader | None = None,
 ) -> TensorDict:
-    """Returns this rank's share of the groups as a batch."""
-    feed = session.loader if out_of is None else out_of
-    batch = collate_examples(groups, out_keys=feed.settings.out_keys, first_group=first_group)
-    check(batch, "sample", feed.settings.out_keys)
-    mine = session.shard_slice(len(groups))
-    start, stop = (sum(map(len, groups[:end])) for end in (mine.start, mine.stop))
+    """Returns this rank's share of the groups as a batch.
+
+    Args:
+        session: the run.
+        groups: tokenized examples of all ranks.
+        first_group: group_id of the first group.
+        loader: loader of the groups; None: that of the training data.
+    """
+    loader = session.loader if loader is None else loader
+    batch = collate_examples(groups, out_keys=loader.settings.out_keys, first_group=first_group)
+    check(batch, "sample", loader.settings.out_keys)
+    shard = session.shard_slice(len(groups))
+    start, stop = (sum(map(len, groups[:end])) for end in (shard.start, shard.stop))
     return batch[start:stop]
 
 
@@ -147,10 +154,10 @@ def _data_metrics(
     }
 
 
-def _shown(
+def _sample_rows(
     session: Session[ExampleLoader], groups: Sequence[Sequence[TokenizedExample]]
 ) -> list[dict[str, Any]]:
-    """Returns the first rows of the step as texts, what is trained apart from what comes before."""
+    """Returns the first rows of the step as texts, split at the first loss token."""
     decode = session.tokenizer.decode_prompt
     rows = [(number, row) for number, group in enumerate(groups) for row in group]
     return [

@@ -83,8 +83,8 @@ def train_step(
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:
     """Returns this rank's rows that are trained on, with their texts and advantages."""
     position = {int(row): index for index, row in enumerate(batch["row_id"])}
-    trained = [index for index, row in enumerate(local["row_id"]) if int(row) in position]
-    rows = local[trained].copy()
+    indices = [index for index, row in enumerate(local["row_id"]) if int(row) in position]
+    rows = local[indices].copy()
     if "advantage" not in batch:
         return rows
     advantage = batch["advantage"][[position[int(row)] for row in rows["row_id"]]]

@@ -1,4 +1,4 @@
-"""Log-probs of the frozen reference on fixed answers: computed once before training, kept on disk."""
+"""Cache of the reference policy's log-probs on a dataset: computed once before training, stored on disk."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ReferenceCache", "reference_cache"]
 
-ROWS_AT_ONCE = 512
-"""Examples that are scored together; the engine packs them into micro-batches."""
+GROUPS_PER_BATCH = 512
+"""Groups of examples that are scored together; the engine packs their rows into micro-batches."""
 
 
 @dataclass(slots=True)
 class ReferenceCache:
-    """What the reference says of each row of some data, found by the row's content.
+    """The reference's log-probs of the rows of a dataset, looked up by the content of a row.
 
-    The file's name is a hash of all that its numbers depend on: the rows' token ids and which of them are
-    trained, in order; the reference's weights and config; the precision of both weights and computation.
-    Anything else there is, is another file, so that no number is ever stale.
+    The file name is a hash of everything that the numbers depend on: the token ids and loss masks of the
+    rows, in order; the weights and the config of the reference; the precision of weights and computation. If
+    any of these changes, another file is used, so the numbers are never stale.
     """
 
-    feeds: Sequence[tuple[ExampleLoader, int | None]]
-    """Sources and how many of their first examples are read; None: all."""
+    loaders: Sequence[tuple[ExampleLoader, int | None]]
+    """Loaders, each with the number of examples to read from its start; None: all."""
     path: Path
+    """File of the log-probs."""
     num_rows: int
-    """Rows that these are."""
+    """Number of rows of these examples."""
     _logprobs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
-    """[T] float32, the rows' trained labels one after the other."""
-    _places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Digest of a row -> where its labels begin and end."""
+    """[T] float32, log-probs of the loss tokens of all rows, concatenated."""
+    _ranges: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Digest of a row -> start and end of its loss tokens."""
 
     @property
     def is_complete(self) -> bool:
@@ -58,26 +59,27 @@ class ReferenceCache:
         """Scores every row with the engine's reference and writes the file; a collective.
 
         Args:
-            live: false shows how far it is in lines, on a terminal too.
+            engine: its frozen model ``reference`` scores the rows.
+            live: false prints progress as lines even on a terminal.
         """
-        role, rank, degree = engine.frozen["reference"], engine.dp_rank, engine.dp_degree
-        found: dict[bytes, torch.Tensor] = {}
-        shown = progress_bar(
+        reference, rank, degree = engine.frozen["reference"], engine.dp_rank, engine.dp_degree
+        logprobs: dict[bytes, torch.Tensor] = {}
+        progress = progress_bar(
             "rows scored by the reference", self.num_rows, enabled=engine.rank == 0, live=live
         )
-        with shown as advance:
-            for batch in _batches(self.feeds):
+        with progress as advance:
+            for batch in _batches(self.loaders):
                 rows = collectives.shard_batch(batch, rank, degree)
-                scored = role.score(rows)["logprob"]
-                own = [
+                scored = reference.score(rows)["logprob"]
+                local = [
                     (digest, values[mask])
                     for digest, values, mask in zip(_digests(rows), scored, rows["loss_mask"], strict=True)
                 ]
-                found.update(collectives.gather_objects(own, engine.dp_group, degree))
+                logprobs.update(collectives.gather_objects(local, engine.dp_group, degree))
                 advance(len(batch))
         if engine.rank == 0:
-            self._write(found)
-        collectives.broadcast_object(None)  # No rank reads before the file is complete.
+            self._write(logprobs)
+        collectives.broadcast_object(None)  # All ranks wait until the file is complete.
 
     def load(self) -> None:
         """Reads the file."""
@@ -87,64 +89,70 @@ class ReferenceCache:
         ends = stored["end"].tolist()
         digests = [bytes(digest) for digest in stored["digest"].tolist()]
         self._logprobs = stored["logprob"]
-        self._places = dict(zip(digests, zip([0, *ends], ends, strict=False), strict=True))
+        self._ranges = dict(zip(digests, zip([0, *ends], ends, strict=False), strict=True))
 
     def score(self, batch: TensorDict, keys: Sequence[str] = ("logprob",)) -> dict[str, torch.Tensor]:
-        """Returns ``logprob`` [N, L] float32, what the reference gives the trained labels, 0 where masked.
+        """Returns ``logprob`` [N, L] float32, the reference's log-probs of the loss tokens, 0 where masked.
 
         Args:
-            batch: [N, L] rows of the data, padded to any length.
-            keys: of a role; there is no other.
+            batch: [N, L] rows of the dataset, padded to any length.
+            keys: outputs to compute; the cache has only ``logprob``.
         """
         mask = batch["loss_mask"]
         result = torch.zeros(mask.shape)
         for row, digest in enumerate(_digests(batch)):
-            start, end = self._places[digest]
+            start, end = self._ranges[digest]
             result[row, mask[row]] = self._logprobs[start:end]
         return {"logprob": result}
 
-    def _write(self, found: Mapping[bytes, torch.Tensor]) -> None:
+    def _write(self, logprobs: Mapping[bytes, torch.Tensor]) -> None:
         from safetensors.torch import save_file
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         tensors = {
-            "digest": torch.tensor([list(digest) for digest in found], dtype=torch.uint8),
-            "end": torch.tensor([len(values) for values in found.values()]).cumsum(0),
-            "logprob": torch.cat(list(found.values())),
+            "digest": torch.tensor([list(digest) for digest in logprobs], dtype=torch.uint8),
+            "end": torch.tensor([len(values) for values in logprobs.values()]).cumsum(0),
+            "logprob": torch.cat(list(logprobs.values())),
         }
         save_file(tensors, partial)
         partial.rename(self.path)
 
 
 def reference_cache(
-    experiment: Experiment, feed: ExampleLoader, held_out: ExampleLoader | None
+    experiment: Experiment, loader: ExampleLoader, held_out: ExampleLoader | None
 ) -> ReferenceCache | None:
-    """Returns the cache that [reference] asks for, not read yet; None: it asks for none."""
+    """Returns the cache that [reference] configures, which is not loaded yet; None: it configures none.
+
+    Args:
+        experiment: a checked experiment.
+        loader: loader of the training data.
+        held_out: loader of the held-out examples; None: there are none.
+    """
     reference, evaluation = experiment.reference, experiment.evaluation
     if reference is None or reference.cache is None:
         return None
-    feeds: list[tuple[ExampleLoader, int | None]] = [(feed, None)]
+    loaders: list[tuple[ExampleLoader, int | None]] = [(loader, None)]
     if held_out is not None and evaluation is not None:
-        feeds.append((held_out, evaluation.num_prompts))
+        loaders.append((held_out, evaluation.num_prompts))
     key, num_rows = hashlib.sha256(), 0
-    for batch in _batches(feeds):
+    for batch in _batches(loaders):
         num_rows += len(batch)
         for digest in _digests(batch):
             key.update(digest)
     folder = Path(reference.path or experiment.model.path)
     precision = [reference.dtype, experiment.training.mixed_precision_param]
     key.update(json.dumps([collectives.broadcast_object(_weights_digest(folder)), *precision]).encode())
-    return ReferenceCache(feeds, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors", num_rows)
+    return ReferenceCache(loaders, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors", num_rows)
 
 
-def _batches(feeds: Sequence[tuple[ExampleLoader, int | None]]) -> Iterator[TensorDict]:
-    """Yields every row that can be trained on, as batches."""
+def _batches(loaders: Sequence[tuple[ExampleLoader, int | None]]) -> Iterator[TensorDict]:
+    """Yields all rows that can be trained on, in batches."""
     groups: list[list[TokenizedExample]] = []
-    for feed, count in feeds:
-        for rows in feed.iterate_once(count):
+    for loader, count in loaders:
+        for rows in loader.iterate_once(count):
             groups.append(rows)
-            if len(groups) == ROWS_AT_ONCE:
+            if len(groups) == GROUPS_PER_BATCH:
                 yield collate_examples(groups, out_keys=())
                 groups = []
     if groups:
@@ -152,7 +160,7 @@ def _batches(feeds: Sequence[tuple[ExampleLoader, int | None]]) -> Iterator[Tens
 
 
 def _digests(batch: TensorDict) -> Iterator[bytes]:
-    """Yields a hash of each row's tokens and trained labels; how far it is padded does not enter."""
+    """Yields a hash of the tokens and the loss mask of each row, independent of padding."""
     ends = loss_lengths(batch["loss_mask"]).tolist()
     for ids, labels, mask, end in zip(
         batch["input_ids"], batch["labels"], batch["loss_mask"], ends, strict=True
@@ -162,7 +170,7 @@ def _digests(batch: TensorDict) -> Iterator[bytes]:
 
 
 def _weights_digest(folder: Path) -> str:
-    """Returns a hash of a model folder's weights and config: a second or two for each GB."""
+    """Returns a hash of the weights and the config in a model folder; it takes one or two seconds per GB."""
     digest = hashlib.sha256()
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     for path in files:

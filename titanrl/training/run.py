@@ -1,4 +1,4 @@
-"""A run from its folder to its last step, with any training loop."""
+"""Runs an experiment with any training loop, from its run folder to its last step."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
         resume: continue from the newest complete checkpoint of the newest run of that name.
 
     Raises:
-        ConfigError: a mistake that only the machine or the data can show, such as a prompt that is too long.
-        TrainingError: nothing is left to train on, or an alert stopped the run.
+        ConfigError: a mistake that only shows on this machine or with this data, such as an overlong prompt.
+        TrainingError: the filters dropped everything, or an alert stopped the run.
     """
     kind = experiment.loop.kind or ("online" if experiment.data is None else "offline")
     return run(training_loop(kind), experiment, resume=resume)

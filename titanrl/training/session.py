@@ -46,12 +46,12 @@ class Session(Generic[Loader]):
     """Training data: prompts, or examples of a dataset."""
     state: LoopState
     objective: Objective
-    """What an update minimizes on rollouts of the weights being trained, and offline."""
+    """Objective of an update on rollouts of the weights being trained, and offline."""
     off_policy_objective: Objective
     """The same for older rollouts: stage `score` computes ``old_logprob`` for it."""
     seed: int
     max_length: int
-    """Longest row, tokens."""
+    """Maximum number of tokens of a row."""
     rewards: tuple[Reward, ...] = ()
     critic: Critic | None = None
     critic_objective: Objective | None = None
@@ -150,7 +150,10 @@ class Session(Generic[Loader]):
                 algorithm.entropy.update(metrics["loss/entropy"], num_sequences, step)
 
     def failed(self, *failures: Failures) -> dict[str, float]:
-        """Returns how often rewards failed on all ranks, by metric name; keeps the reasons; a collective."""
+        """Returns the number of failures of rewards on all ranks by metric name; a collective.
+
+        The reasons are stored in the session.
+        """
         counts = {name: count for each in failures for name, count in each.counts.items()}
         group, degree = self.engine.dp_group, self.engine.dp_degree
         counts = collectives.all_reduce_sums(counts, group, degree)
@@ -180,7 +183,7 @@ def open_session(
 ) -> Session[Loader]:
     """Returns the live parts of a run, built in the order that lets vLLM join the trainer's process group.
 
-    This is the one place that takes the experiment apart: all other functions get the tables that they read.
+    Only this function reads the whole experiment: all other functions get the tables that they need.
 
     Args:
         experiment: a checked experiment.

@@ -113,7 +113,7 @@ def score_models(session: Session[Any], batch: TensorDict, *, on_policy: bool) -
     for role, all_outputs in _roles(session).items():
         needed = {key: output for key, output in all_outputs.items() if key in keys}
         if needed:
-            # Until the first update, the policy's outputs, computed before, are the reference's too.
+            # Until the first update, the policy's outputs (just computed) are also the reference's.
             if not (_is_policy(session, role) and outputs.keys() >= set(needed.values())):
                 outputs = _scorer(session, role)(batch, tuple(needed.values()))
             batch.update({key: outputs[output] for key, output in needed.items()})

@@ -87,14 +87,14 @@ class LoopState:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from what ``state_dict`` returned.
+        """Restores the state that ``state_dict`` returned.
 
         Raises:
             ConfigError: the checkpoint has the state of other components than this run.
         """
         stored = state_dict["parts"]
         if stored.keys() != self._parts.keys():
-            lacks, extra = (
+            missing, extra = (
                 ", ".join(sorted(each)) or "none"
                 for each in (
                     self._parts.keys() - stored.keys(),
@@ -102,8 +102,8 @@ class LoopState:
                 )
             )
             raise ConfigError(
-                f"the checkpoint holds the state of other components: it lacks {lacks}, and has {extra} in "
-                "addition; resume with the components that the run was started with."
+                f"the checkpoint holds the state of other components: it lacks {missing}, and has {extra} "
+                "in addition; resume with the components that the run was started with."
             )
         self.step = int(state_dict["step"])
         for path, part in self._parts.items():

@@ -1,4 +1,4 @@
-"""The stages that online and offline steps share: from scored rows to advantages to new weights."""
+"""The stages that online and offline steps share: advantages of scored rows, and the update."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def gather_and_compute_advantages(
         on_policy: see ``Session.keys_to_score``.
     """
     engine = session.engine
-    whole = collectives.gather(local, engine.dp_group, engine.dp_degree)
-    check(whole, "score", session.keys_to_score(on_policy=on_policy))
-    batch, metrics = compute_advantages(whole, session.algorithm)
+    scored = collectives.gather(local, engine.dp_group, engine.dp_degree)
+    check(scored, "score", session.keys_to_score(on_policy=on_policy))
+    batch, metrics = compute_advantages(scored, session.algorithm)
     check(batch, "estimate")
-    return whole, batch, metrics
+    return scored, batch, metrics
 
 
 def optimize(session: Session[Any], batch: TensorDict, step: int, *, on_policy: bool) -> Sums:
     """Makes the optimizer steps of a batch and returns the sums of their metrics.
 
     Early stopping: once ``loss/approx_kl`` exceeds [loop] target_kl, the policy's remaining optimizer steps
-    for this batch are skipped; those of a critic go on, and so does the learning-rate schedule.
+    for this batch are skipped; those of a critic and the learning-rate schedule continue.
 
     Args:
         session: the run.

@@ -133,10 +133,14 @@ def _passes(program: str, test: str | dict[str, str], end: float, memory_mb: int
         limits = [str(memory_mb), str(math.ceil(end - time.monotonic()) + 1)]
         child = subprocess.Popen(
             [sys.executable, "-I", str(CHILD), str(request_file.fileno()), str(result.fileno()), *limits],
-            cwd=folder, env={"HOME": folder, "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
-            stdin=stdin, stdout=output, stderr=subprocess.DEVNULL,
-            start_new_session=True, pass_fds=(request_file.fileno(), result.fileno()),
-        )  # fmt: skip
+            cwd=folder,
+            env={"HOME": folder, "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(request_file.fileno(), result.fileno()),
+        )
         try:
             child.wait(end - time.monotonic())
         except subprocess.TimeoutExpired:

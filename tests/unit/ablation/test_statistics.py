@@ -65,11 +65,11 @@ def test_bootstrap_of_five_pairs_leaves_out_two_means_of_each_end() -> None:
 
 
 def test_bootstrap_coverage_is_near_its_nominal_level() -> None:
-    draw = random.Random(1)
+    rng = random.Random(1)
     trials = 300
     covered = 0
     for _ in range(trials):
-        low, high = bootstrap_interval([draw.gauss(0, 1) for _ in range(4)])
+        low, high = bootstrap_interval([rng.gauss(0, 1) for _ in range(4)])
         covered += low <= 0 <= high
     # The plain percentile interval of four covers .80; four pairs cannot quite reach .95, as all means lie
     # between the least and the greatest: 1 - 2 / 2^4 = .875.
@@ -77,8 +77,8 @@ def test_bootstrap_coverage_is_near_its_nominal_level() -> None:
 
 
 def test_bootstrap_of_many_pairs_is_near_the_t_interval_and_repeats() -> None:
-    draw = random.Random(2)
-    values = [draw.gauss(3, 1) for _ in range(40)]
+    rng = random.Random(2)
+    values = [rng.gauss(3, 1) for _ in range(40)]
     half = t_quantile(0.975, 39) * stdev(values) / math.sqrt(40)
     low, high = bootstrap_interval(values)
     assert (low, high) == bootstrap_interval(values)
@@ -106,8 +106,8 @@ def test_sign_flips_by_hand() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 12])
 def test_sign_flips_are_those_of_all_signs(count: int) -> None:
-    draw = random.Random(count)
-    values = [round(draw.gauss(0.3, 1), 1) for _ in range(count)]  # Rounded, so that sums are often equal.
+    rng = random.Random(count)
+    values = [round(rng.gauss(0.3, 1), 1) for _ in range(count)]  # Rounded, so that sums are often equal.
     signs = itertools.product((1, -1), repeat=count)
     sums = [abs(sum(s * v for s, v in zip(each, values, strict=True))) for each in signs]
     as_far = sum(each >= abs(sum(values)) - 1e-9 for each in sums)

@@ -50,7 +50,7 @@ KL_BATCH = {
     "old_logprob": [[-1.0, -2.0, math.nan, -0.5], [math.nan, -1.0, -1.0, math.nan]],
     "ref_logprob": [[-1.5, -1.0, 7.0, -1.5], [math.nan, -1.0, -3.0, 1e9]],
 }
-"""k1 of the trainable tokens: .5, -1, 1 and 0, 2."""
+"""k1 of the loss tokens: .5, -1, 1 and 0, 2."""
 
 
 def test_reward_is_placed_on_the_last_response_token() -> None:
@@ -85,7 +85,7 @@ def test_kl_is_subtracted_after_reward_scaling() -> None:
     )
     raw = batch_of(**KL_BATCH)
     batch, metrics = compute_advantages(raw, chosen)
-    # Rewards 1 and 0: deviation sqrt(1/2), 1 / 0.7071 = 1.414, clipped.
+    # Rewards 1 and 0: std sqrt(1/2), 1 / 0.7071 = 1.414, clipped.
     torch.testing.assert_close(batch["reward"], torch.tensor([1.2, 0.0]))
     torch.testing.assert_close(batch["token_reward"][0], torch.tensor([-0.05, 0.1, 0.0, 1.1]))
     assert raw["reward"].tolist() == [1.0, 0.0]
@@ -102,11 +102,11 @@ def test_filters_read_raw_rewards_and_reward_scaling_counts_dropped_rows() -> No
             advantage={"name": "remax"}, filter=[{"name": "zero_variance"}], reward_scaling={"center": True}
         ),
     )
-    deviation = math.sqrt((1.75**2 + 0.75**2 + 2 * 1.25**2) / 3)
-    wanted = torch.tensor([-1.75 / deviation, -0.75 / deviation])
+    std = math.sqrt((1.75**2 + 0.75**2 + 2 * 1.25**2) / 3)
+    wanted = torch.tensor([-1.75 / std, -0.75 / std])
     torch.testing.assert_close(batch["reward"], wanted)
     # The greedy answer's reward is on the same scale: 0 and 1 apart.
-    torch.testing.assert_close(batch["advantage"], torch.tensor([[0.0], [1.0]]) / deviation)
+    torch.testing.assert_close(batch["advantage"], torch.tensor([[0.0], [1.0]]) / std)
     assert metrics["reward/group_std"] == pytest.approx(math.sqrt(0.5) / 2)
 
 

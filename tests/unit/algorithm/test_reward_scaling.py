@@ -18,17 +18,17 @@ FIRST, SECOND = [0.1, 0.35, 0.7, -2.0], [3.0, 0.35, 1.1]
 def test_rewards_are_divided_by_the_running_standard_deviation():
     scaling = RewardScaling()
     for part in (FIRST, SECOND):
-        scaling.see(torch.tensor(part))
-    deviation = statistics.stdev(FIRST + SECOND)
-    assert scaling.deviation == pytest.approx(deviation, rel=1e-6)
-    assert scaling(torch.tensor(SECOND)).tolist() == pytest.approx([r / deviation for r in SECOND], rel=1e-6)
+        scaling.update(torch.tensor(part))
+    std = statistics.stdev(FIRST + SECOND)
+    assert scaling.std == pytest.approx(std, rel=1e-6)
+    assert scaling(torch.tensor(SECOND)).tolist() == pytest.approx([r / std for r in SECOND], rel=1e-6)
 
 
 def test_center_subtracts_the_running_mean_before_clipping():
     scaling = RewardScaling(center=True, clip=1.5)
-    scaling.see(torch.tensor(FIRST + SECOND))
-    mean, deviation = statistics.mean(FIRST + SECOND), statistics.stdev(FIRST + SECOND)
-    wanted = [max(-1.5, min(1.5, (r - mean) / deviation)) for r in FIRST + SECOND]
+    scaling.update(torch.tensor(FIRST + SECOND))
+    mean, std = statistics.mean(FIRST + SECOND), statistics.stdev(FIRST + SECOND)
+    wanted = [max(-1.5, min(1.5, (r - mean) / std)) for r in FIRST + SECOND]
     assert 1.5 in wanted
     assert -1.5 in wanted
     assert scaling(torch.tensor(FIRST + SECOND)).tolist() == pytest.approx(wanted, rel=1e-6)
@@ -41,27 +41,27 @@ def test_center_subtracts_the_running_mean_before_clipping():
 def test_constant_rewards_are_not_divided():
     scaling = RewardScaling()
     for _ in range(3):
-        scaling.see(torch.full((8,), 0.35))
-    assert scaling.deviation == 1.0
+        scaling.update(torch.full((8,), 0.35))
+    assert scaling.std == 1.0
     assert scaling(torch.tensor([0.35])).tolist() == torch.tensor([0.35]).tolist()
 
 
 def test_unscored_rows_are_excluded_from_running_moments():
     scaling, scored = RewardScaling(center=True), RewardScaling(center=True)
-    scaling.see(torch.tensor([math.nan, *FIRST]))
-    scaling.see(torch.tensor([math.nan]))
-    scored.see(torch.tensor(FIRST))
+    scaling.update(torch.tensor([math.nan, *FIRST]))
+    scaling.update(torch.tensor([math.nan]))
+    scored.update(torch.tensor(FIRST))
     assert scaling == scored
     assert scaling(torch.tensor([math.nan])).isnan().all()
 
 
 def test_resumed_scaling_continues_exactly():
     whole = RewardScaling()
-    whole.see(torch.tensor(FIRST))
+    whole.update(torch.tensor(FIRST))
     resumed = RewardScaling()
     resumed.load_state_dict(whole.state_dict())
     for scaling in (whole, resumed):
-        scaling.see(torch.tensor(SECOND))
+        scaling.update(torch.tensor(SECOND))
     assert resumed == whole
 
 

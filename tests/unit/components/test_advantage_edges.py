@@ -33,16 +33,16 @@ def test_leave_one_out_does_not_divide_where_the_other_scores_are_equal() -> Non
     batch = batch_of([1.0, 0.25, 0.25, 0.25, 0.8, 0.3], [0, 0, 0, 0, 1, 1])
     got = advantage("grpo", batch, std="leave_one_out", baseline="leave_one_out", eps=0.0)
     assert got[0] == 0.75, "the others are equal"
-    # Others of row 1: 1, .25, .25 with mean .5 and deviation sqrt((.25 + .0625 + .0625) / 2).
+    # Others of row 1: 1, .25, .25 with mean .5 and std sqrt((.25 + .0625 + .0625) / 2).
     assert got[1:4] == pytest.approx([-0.25 / math.sqrt(0.1875)] * 3)
-    assert got[4:] == pytest.approx([0.5, -0.5]), "two rows: one other score has no deviation"
+    assert got[4:] == pytest.approx([0.5, -0.5]), "two rows: one other score has no std"
 
 
 def test_batch_std_counts_scored_rows_of_every_group() -> None:
     batch = batch_of([1.0, 0.0, 0.5, 0.5, NAN], [0, 0, 1, 1, 1])
     got = advantage("grpo", batch, std="batch", eps=0.0)
-    deviation = math.sqrt((0.25 + 0.25) / 3)
-    assert got == pytest.approx([0.5 / deviation, -0.5 / deviation, 0.0, 0.0, 0.0])
+    std = math.sqrt((0.25 + 0.25) / 3)
+    assert got == pytest.approx([0.5 / std, -0.5 / std, 0.0, 0.0, 0.0])
 
 
 def test_a_group_left_with_one_scored_row_has_no_advantage() -> None:
@@ -60,7 +60,7 @@ def test_gpg_scales_by_scored_rows_over_rewarded_rows() -> None:
 def test_opo_without_a_response_token_in_the_group_is_zero() -> None:
     mask = torch.tensor([[False], [False], [True], [False]])
     batch = batch_of([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], loss_mask=mask)
-    assert advantage("opo", batch) == [0.0] * 4, "the only live row is its own baseline"
+    assert advantage("opo", batch) == [0.0] * 4, "the only non-empty row is its own baseline"
 
 
 def test_max_rl_needs_a_positive_mean() -> None:
@@ -85,7 +85,7 @@ def test_soft_baseline_runs_from_the_mean_to_the_maximum(tau: float, baseline: f
 
 
 def test_optimal_token_baseline_by_hand() -> None:
-    """Rows of 1, 2 and 3 trainable tokens, one with a hole; weights w = .5 everywhere, so W_k = k / 2."""
+    """Rows of 1, 2 and 3 loss tokens, one with a hole; weights w = .5 everywhere, so W_k = k / 2."""
     mask = torch.tensor([[1, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
     token_reward = torch.tensor([[1.0, NAN, NAN, NAN], [0.0, NAN, 0.5, NAN], [0.25, 0.0, NAN, 2.0]])
     keys = {

@@ -65,7 +65,7 @@ def registry_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Returns a function that writes a file: the lab's experiment unless told otherwise."""
+    """Returns a function that writes a file: by default the lab's experiment."""
 
     def write(text: str = EXPERIMENT, name: str = "experiment.toml") -> Path:
         path = tmp_path / name

@@ -196,7 +196,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             ["algorithm.kl.coefficient=", "algorithm.kl.controller={name='lab_entropy'}"],
-            "[algorithm.kl] controller.name must steer a KL term, got 'lab_entropy'",
+            "[algorithm.kl] controller.name must control a KL term, got 'lab_entropy'",
         ),
         (
             ["algorithm.loss={name='lab_critic'}"],
@@ -247,7 +247,7 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
         ),
         (
             [CLIPPED.format("baseline_reward"), *ON_DATA],
-            "reads 'baseline_reward', which no stage writes; use [prompts], to which greedy answers",
+            "reads 'baseline_reward', which no stage writes; use [prompts], for which greedy responses",
         ),
         (
             ["algorithm.old_logprob=sampler", *ON_DATA],

@@ -87,8 +87,8 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
         (
             ["algorithm.loss={name='kto'}", "data.format=messages"],
             (
-                "loss 'kto' reads 'reward', which no stage writes; choose a [data] format that brings it "
-                "(this one brings input_ids, labels, loss_mask, group_id, row_id), or another component."
+                "loss 'kto' reads 'reward', which no stage writes; choose a [data] format that provides it "
+                "(this one provides input_ids, labels, loss_mask, group_id, row_id), or another component."
             ),
         ),
         (["algorithm.old_logprob=sampler"], "[algorithm] old_logprob must be 'recompute' with [data]"),

@@ -114,7 +114,7 @@ def test_missing_tables_and_keys_are_named_unless_a_typo_explains_them(write: Wr
 
 def test_a_component_without_name_lists_the_names(write: Write) -> None:
     report = mistakes(write(EXPERIMENT.replace('name = "lab_source"', 'nmae = "lab_source"')))
-    assert "[prompts] name is missing; did you mean 'name' where 'nmae' stands?" in report
+    assert "[prompts] name is missing; did you mean 'name' instead of 'nmae'?" in report
     assert "lab_source" in report
 
 

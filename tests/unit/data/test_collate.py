@@ -56,18 +56,18 @@ def test_batch_follows_the_schema_and_keeps_texts():
 
 def random_rollouts(seed: int) -> tuple[list[RolloutRequest], list[Completion]]:
     """Single-turn rollouts of unequal lengths, without masks or versions."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     requests, completions = [], []
     for group in range(5):
-        prompt = [draw.randrange(100) for _ in range(draw.randint(1, 9))]
+        prompt = [rng.randrange(100) for _ in range(rng.randint(1, 9))]
         for sample in range(3):
-            length = draw.randint(1, 12)
+            length = rng.randint(1, 12)
             requests.append(RolloutRequest(prompt, group, sample, f"p{group}", f"a{group}"))
             ids, logprobs = (
-                [draw.randrange(100) for _ in range(length)],
-                [-draw.random() for _ in range(length)],
+                [rng.randrange(100) for _ in range(length)],
+                [-rng.random() for _ in range(length)],
             )
-            completions.append(Completion(ids, logprobs, draw.randint(0, 2)))
+            completions.append(Completion(ids, logprobs, rng.randint(0, 2)))
     return requests, completions
 
 

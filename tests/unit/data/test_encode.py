@@ -1,4 +1,4 @@
-"""Which tokens of fixed rows are trained: the assistant's and their end, over templates of every kind."""
+"""Loss tokens of dataset examples: assistant turns and their end tokens, for all kinds of templates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ChatTokeni
 
 
 def spans(row: TokenizedExample, tokens: ChatTokenizer) -> list[str]:
-    """Returns each run of trained tokens as text."""
+    """Returns each run of loss tokens as text."""
     runs: list[list[int]] = []
     for place, (token, is_trained) in enumerate(zip(row.ids, row.loss_mask, strict=True)):
         if is_trained:

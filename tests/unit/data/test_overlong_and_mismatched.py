@@ -36,7 +36,7 @@ def test_overlong_example_is_dropped_and_counted() -> None:
     assert [(row.ids, row.loss_mask) for (row,) in drawn.groups] == [
         ([1, 2, 3, 4], [False, False, False, True])
     ] * 2
-    assert drawn.dropped in (1, 2), "one for each epoch that was begun before the second was found"
+    assert drawn.dropped in (1, 2), "one per epoch begun before the second example that fits"
 
 
 def test_mismatched_kto_response_keeps_a_label() -> None:

@@ -12,7 +12,7 @@ from titanrl.eval.reward_model import score_quality
 
 
 def batch(scores: list[float], lengths: list[int], **keys: torch.Tensor) -> TensorDict:
-    """Returns rows whose last trained token has the score; other trained tokens have 9."""
+    """Returns rows whose last loss token has the score; other loss tokens have 9."""
     place = torch.arange(1, 8).expand(len(scores), -1)
     length = torch.tensor(lengths)[:, None]
     mask = (place > 2) & (place <= length + 2)

@@ -82,7 +82,7 @@ def test_slow_server_times_out() -> None:
 
 
 def test_incomplete_error_response_times_out(pauses: list[float]) -> None:
-    """The text of a refusal comes on the same clock as the answer that it stands for."""
+    """The body of an error response counts towards the same timeout as a valid response."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def stall() -> None:

@@ -61,7 +61,7 @@ def serving(folder: Path, score: Callable[[list[list[int]]], list[list[float]]])
 
 
 def test_scores_are_the_engines_values_at_the_last_response_token(folder: Path) -> None:
-    """One row has no trainable token: it fails."""
+    """One row has no loss token and fails."""
     batch = make_batch()
     training = Training(seq_len=48, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=str(folder), head="value", training=training))

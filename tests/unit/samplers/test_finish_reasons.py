@@ -43,12 +43,12 @@ def decoded(
 
     training = Training(seq_len=64, mixed_precision_param="float32")
     engine = Engine(EngineConfig(model=str(folder), training=training))
-    host = SamplerContext(model_path="", eos_ids=(end,), max_length=64, seed=0, engine=engine)
+    context = SamplerContext(model_path="", eos_ids=(end,), max_length=64, seed=0, engine=engine)
     order = list(range(len(tables)))
     monkeypatch.setattr(TorchSampler, "_pick", pick)
     monkeypatch.setattr("titanrl.components.samplers.torch.sampler.sample_seed", lambda *key: key[-1])
     rows = [RolloutRequest([1, 5], 0, sample) for sample in order]
-    return Torch(max_response_tokens=limit).start(host).sample(rows, step=0, seed=0)
+    return Torch(max_response_tokens=limit).start(context).sample(rows, step=0, seed=0)
 
 
 @pytest.mark.parametrize("end", [EOS, 0])
@@ -70,8 +70,8 @@ def test_scripted_eos_is_not_duplicated(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    host = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
-    script = Scripted(answers=("ab", "ab<eos>", "ab<eos>cd"), max_response_tokens=8).start(host)
+    context = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
+    script = Scripted(answers=("ab", "ab<eos>", "ab<eos>cd"), max_response_tokens=8).start(context)
     answers = script.sample([RolloutRequest([1], 0, sample) for sample in range(3)], step=0, seed=0)
     assert [list(answer.ids) for answer in answers] == [[*tokenizer.encode("ab"), EOS]] * 3
     assert [answer.finish_reason for answer in answers] == [0, 0, 0]
@@ -87,8 +87,8 @@ def test_scripted_response_is_truncated_like_a_models(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    host = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
-    script = Scripted(answers=("abcdef", "abc", "abcd"), max_response_tokens=LIMIT).start(host)
+    context = SamplerContext(model_path="", eos_ids=(EOS,), max_length=32, seed=0, tokenizer=tokenizer)
+    script = Scripted(answers=("abcdef", "abc", "abcd"), max_response_tokens=LIMIT).start(context)
     answers = script.sample([RolloutRequest([1], 0, sample) for sample in range(3)], step=0, seed=0)
     assert [len(answer.ids) for answer in answers] == [LIMIT] * 3
     assert [answer.ids[-1] == EOS for answer in answers] == [False, True, False]

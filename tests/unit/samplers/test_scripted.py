@@ -22,8 +22,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def start(tokenizer: Any, **settings: Any) -> Any:
-    host = SamplerContext(model_path="", eos_ids=(2, 3), max_length=32, seed=0, tokenizer=tokenizer)
-    return Scripted(**{"max_response_tokens": 8, **settings}).start(host)
+    context = SamplerContext(model_path="", eos_ids=(2, 3), max_length=32, seed=0, tokenizer=tokenizer)
+    return Scripted(**{"max_response_tokens": 8, **settings}).start(context)
 
 
 def test_scripted_responses_come_from_the_table_with_eos(tokenizer: Any) -> None:

@@ -124,12 +124,12 @@ def test_kv_cache_holds_the_responses_of_a_step(
 ) -> None:
     """A token's keys and values: 2 layers of 2 heads of 8 numbers of 2 bytes each, half of them per rank."""
     folder = create(tmp_path, layers=2, hidden=32, heads=4, kv_heads=2)
-    host = host_of(folder, engine=SimpleNamespace(world_size=world_size), num_rows=num_rows)
+    context = host_of(folder, engine=SimpleNamespace(world_size=world_size), num_rows=num_rows)
     settings = VLLM(max_num_seqs=16, block_size=16, tensor_parallel_size=size)
-    tokens = rows * (host.max_length + 16) + 16
-    assert _needed_bytes(settings, host, "bfloat16") == tokens * 2 * 2 * (2 // size) * 8 * 2
+    tokens = rows * (context.max_length + 16) + 16
+    assert _needed_bytes(settings, context, "bfloat16") == tokens * 2 * 2 * (2 // size) * 8 * 2
 
 
 def test_kv_cache_takes_at_most_one_gibibyte(tmp_path: Path) -> None:
-    host = replace(host_of(create(tmp_path)), max_length=10**6)
-    assert _needed_bytes(VLLM(), host, "float32") == 2**30
+    context = replace(host_of(create(tmp_path)), max_length=10**6)
+    assert _needed_bytes(VLLM(), context, "float32") == 2**30

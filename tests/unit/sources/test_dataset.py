@@ -1,4 +1,4 @@
-"""The source of fixed rows: formats, kinds of files, and what it says of rows that it can't read."""
+"""The source `dataset`: formats, file types, and messages for records that it cannot read."""
 
 from __future__ import annotations
 
