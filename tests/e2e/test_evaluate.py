@@ -72,7 +72,7 @@ def test_evaluate_reports_targets_that_cannot_be_evaluated(file, tmp_path):
     assert "[evaluation.prompts] is missing; evaluate a file with held-out prompts" in result.output
     run = train(load(file, ["loop.steps=1"]))
     shutil.rmtree(run / "checkpoints")
-    assert "holds no whole checkpoint" in evaluate(run).output
+    assert "holds no complete checkpoint" in evaluate(run).output
     one = evaluate(file, "--set=evaluation.best_of_reward=repetition")
     assert "best_of_reward must be left out with samples_per_prompt = 1" in one.output
 

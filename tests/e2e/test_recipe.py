@@ -82,7 +82,7 @@ def test_stages_use_earlier_outputs_and_end_in_a_table_and_a_plot(recipe, capsys
         ("best", False),
         ("tuned", True),
     ]
-    assert f"{out}/best/data/answers.jsonl" in (out / "tuned" / "run" / "experiment.toml").read_text()
+    assert f"{out}/best/data/responses.jsonl" in (out / "tuned" / "run" / "experiment.toml").read_text()
     assert f"{out}/rl/model" in (out / "best" / "data" / "experiment.toml").read_text()
     # The score of a stage is that of its exported model, equal to the run's last validation.
     assert results[1].scores["score"]["mean"] == pytest.approx(lines(out / "rl" / "run")[-1]["eval/score"])
@@ -190,7 +190,7 @@ def test_paths_may_hold_any_character(recipe, folder):
     loaded = load_recipe(recipe, Path(folder))
     _, best, tuned = (loaded.experiment(stage, Path(folder)) for stage in loaded.stage)
     assert best.model.path == tuned.model.path == f"{folder}/rl/model"
-    assert tuned.data.path == f"{folder}/best/data/answers.jsonl"
+    assert tuned.data.path == f"{folder}/best/data/responses.jsonl"
     assert tuned.run.folder == f"{folder}/tuned"
     assert loaded.evaluation_of(f"{folder}/x").model.path == f"{folder}/x"
 
