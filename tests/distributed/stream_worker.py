@@ -137,7 +137,7 @@ def streamed(case: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # An engine keeps freed memory for reuse; here it is returned, so that it does not count.
-    engine_mesh.keep_memory = lambda: None
+    engine_mesh.tune_malloc = lambda: None
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
