@@ -254,7 +254,7 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
     ]
     run = train(load(file, overrides))
     output = " ".join(capsys.readouterr().out.split())
-    message = "reward brittle_training failed: RuntimeError: even; such responses get its failure_score"
+    message = "reward brittle_training failed: RuntimeError: even; failed responses get its failure_score"
     assert output.count(message) == 1
     rows = lines(run, "samples.jsonl")
     assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)

@@ -56,9 +56,9 @@ def test_cached_run_equals_the_online_run_without_a_second_model(
         "titanrl.engine.scoring_model.ScoringModel.score", lambda *_: pytest.fail("scored again")
     )
     built: list[Any] = []
-    role = Engine._role
+    role = Engine._scoring_model
     monkeypatch.setattr(
-        Engine, "_role", lambda self, *args, **keys: built.append(keys) or role(self, *args, **keys)
+        Engine, "_scoring_model", lambda self, *args, **keys: built.append(keys) or role(self, *args, **keys)
     )
     assert numbers(run()) == numbers(first)
     assert "rows scored" not in capsys.readouterr().out
