@@ -161,7 +161,7 @@ def test_invalid_and_overlong_rows_are_refused_before_training(write: Any, tmp_p
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}]}))
     for overrides, message in (
-        ([f"data.path={bad}"], rf"{bad}:1: messages holds no assistant message"),
+        ([f"data.path={bad}"], rf"{bad}:1: messages has no assistant message"),
         (["training.seq_len=30"], r"messages\.jsonl:\d+: \[data\] has a row of \d+ tokens, more than"),
     ):
         with pytest.raises(ConfigError, match=message):
