@@ -49,7 +49,7 @@ def test_exploited_reward_model_raises_the_reward_hacking_alert(run):
     assert rows[-1]["reward/reward_model"] > rows[1]["reward/reward_model"] + 0.5 * rows[1]["reward/std"]
     assert rows[-1]["eval/score"] <= rows[0]["eval/score"]
     alerts = [row for row in lines(run, "alerts.jsonl") if row["name"] == "reward_hacking"]
-    assert len(alerts) == 1, "which step raises it differs by CPU"
+    assert [row["step"] for row in alerts] == [16]
     assert rows[-1]["reward/mean"] == pytest.approx(
         rows[-1]["reward/reward_model"]
     )  # the verifier moves nothing
