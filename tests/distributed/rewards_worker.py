@@ -56,12 +56,12 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
         open_session(load(folder / "grpo.toml", overrides), folder, training_prompts, resume=False)
     ) as session:
         session.sampler.load(session.engine.weights(), version=0)
-        rows = session.feed.next_batch(2, 2)
+        rows = session.loader.next_batch(2, 2)
         batch, _ = sample(session, rows, 0)
-        scored, _ = score(session, batch)
+        scored, _ = score(session, batch, on_policy=True)
         rollouts = generate_and_score(session, rows, step=0, seed=0)
         try:
-            score(session, batch)
+            score(session, batch, on_policy=True)
         except TrainingError as error:
             failure = str(error)
         return {

@@ -74,13 +74,16 @@ def test_initial_model_of_the_ablations_trains(model: Path, tmp_path: Path) -> N
 def test_stale_sampler_uses_the_weights_of_the_previous_step(model: Path, tmp_path: Path) -> None:
     own = [f"model.path='{model}'", f"run.folder='{tmp_path}'", *SMALL, "optimizer.lr=0.1"]
     stale = "sampler={name='stale', delay=1, max_response_tokens=8}"
-    gaps = {}
+    metrics = {}
     for name, overrides in (("fresh", []), ("stale", [stale])):
         experiment = load(FOLDER / "base.toml", [*own, *overrides, f"run.name={name}", "loop.steps=3"])
-        gaps[name] = [line["sample/logprob_diff"] for line in trained(experiment)[1:]]
-    assert gaps["stale"][0] == pytest.approx(gaps["fresh"][0])
-    assert max(gaps["fresh"]) < 1e-4
-    assert min(gaps["stale"][1:]) > 1e-3
+        metrics[name] = trained(experiment)[1:]
+    for fresh, old in zip(metrics["fresh"], metrics["stale"], strict=True):
+        assert fresh["sample/logprob_diff"] < 1e-4
+        assert "sample/stale_logprob_diff" not in fresh
+        assert ("sample/stale_logprob_diff" in old) == (old["step"] > 1)
+    assert metrics["stale"][0]["sample/logprob_diff"] < 1e-4
+    assert min(line["sample/stale_logprob_diff"] for line in metrics["stale"][1:]) > 1e-3
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

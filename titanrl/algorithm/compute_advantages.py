@@ -190,12 +190,16 @@ def _explained_variance(batch: TensorDict) -> torch.Tensor:
 def _logprob_diff(batch: TensorDict) -> dict[str, torch.Tensor]:
     """Returns the mean absolute difference of trainer and rollout log-probs, where both are finite.
 
-    Tokens sampled by older weights are excluded, because there the two policies differ anyway.
+    Tokens sampled by older weights have a metric of their own, because there the two policies differ anyway.
     """
     if not {"old_logprob", "sampler_logprob"} <= set(batch.keys()):
         return {}
-    difference = (batch["old_logprob"] - batch["sampler_logprob"]).double()
+    difference = (batch["old_logprob"] - batch["sampler_logprob"]).double().abs()
     counted = batch["loss_mask"] & difference.isfinite()
-    if {"policy_version_token", "current_version"} <= set(batch.keys()):
-        counted &= batch["policy_version_token"] == batch["current_version"].unsqueeze(-1)
-    return {"sample/logprob_diff": difference[counted].abs().mean()}
+    if not {"policy_version_token", "current_version"} <= set(batch.keys()):
+        return {"sample/logprob_diff": difference[counted].mean()}
+    age = batch["current_version"].unsqueeze(-1) - batch["policy_version_token"]
+    return {
+        "sample/logprob_diff": difference[counted & (age == 0)].mean(),
+        "sample/stale_logprob_diff": difference[counted & (age != 0)].mean(),
+    }
