@@ -65,8 +65,8 @@ KINDS = {
         "[[algorithm.filter]]",
         "filter(batch) -> keep [N]",
         "A filter selects the groups to train on, before advantages are computed. A group must pass all "
-        "filters. If all groups of a step are dropped, the step samples again, up to `[loop] "
-        "max_resample_attempts` times.",
+        "filters. If all groups of a step are dropped, or fewer than `prompts_per_step` remain with `[loop] "
+        "dynamic_sampling`, the step samples further prompts, up to `max_resample_attempts` times.",
     ),
     "kl_controller": Kind(
         "Controllers",

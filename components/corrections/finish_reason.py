@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @register("correction", "finish_reason")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishReason:
-    """Mask that drops rows with the given finish reasons from the loss, [N, L].
+    """Selection of rows by finish reason, [N, L]: other rows get weight 1 and are kept.
 
-    Other rows get weight 1 and are kept. Dropped rows leave the loss only: they still count in group
-    statistics.
+    Dropped rows are removed from loss_mask, so that the denominators, the KL and the entropy term do not see
+    them. They still count in group statistics.
 
     Source: overlong filtering, DAPO 2503.14476 section 3.4.
     """
@@ -31,6 +31,7 @@ class FinishReason:
     drop: tuple[Literal["stop", "length", "abort"], ...] = ("length",)
     """Finish reasons to drop: stop (end token), length (token limit), abort."""
     in_keys: ClassVar[tuple[str, ...]] = ("finish_reason",)
+    selects: ClassVar[bool] = True
 
     def __call__(self, batch: TensorDict) -> CorrectionResult:
         mask, reason = batch["loss_mask"], batch["finish_reason"]

@@ -234,6 +234,42 @@ def test_filter_that_drops_everything_ends_the_run_with_a_remedy(file):
         train(load(file, overrides))
 
 
+DYNAMIC = [
+    "reward=[{name='format_regex', pattern='(?s).*[a-m].*'}]",
+    "algorithm.filter=[{name='zero_variance'}]",
+    "loop.samples_per_prompt=2",
+    "loop.dynamic_sampling=true",
+    "loop.steps=3",
+    "sampler.max_response_tokens=2",
+    "evaluation.interval=0",
+]
+
+
+def test_dynamic_sampling_fills_each_step_with_groups_that_pass_the_filters(file, monkeypatch):
+    trained = []
+
+    def optimize(session, batch, step, *, on_policy, do=online.optimize):
+        trained.append(batch)
+        return do(session, batch, step, on_policy=on_policy)
+
+    monkeypatch.setattr(online, "optimize", optimize)
+    metrics = [line for line in lines(train(load(file, DYNAMIC))) if line["step"]]
+    assert [len(batch["group_id"].unique()) for batch in trained] == [4, 4, 4]
+    for batch, line in zip(trained, metrics, strict=True):
+        rewards = batch["reward"].view(4, 2)
+        assert bool((rewards[:, 0] != rewards[:, 1]).all())
+        sampled = 8 * (1 + line["sample/resample_attempts"])
+        passed = 2 * (4 + line["filter/surplus_groups"])
+        assert line["filter/kept_fraction"] == pytest.approx(passed / sampled)
+        assert line["filter/missing_groups"] == 0
+    assert max(line["sample/resample_attempts"] for line in metrics) >= 1
+
+
+def test_step_that_cannot_be_filled_trains_on_the_groups_there_are(file):
+    metrics = lines(train(load(file, [*DYNAMIC, "loop.max_resample_attempts=0", "loop.steps=1"])))
+    assert 1 <= metrics[-1]["filter/missing_groups"] <= 3
+
+
 def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_path, capsys):
     (tmp_path / "my_rewards.py").write_text(
         "import torch\nfrom dataclasses import dataclass\nfrom titanrl import register\n\n"

@@ -19,9 +19,9 @@ from titanrl.training import step
 PAGE = (Path(__file__).parents[2] / "docs" / "write-a-loop.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 MISTAKES = dict(re.findall(r"^\| (.*?)(?:: `.*?`)? \| `(\[loop\].*)` \|$", PAGE, flags=re.MULTILINE))
-KIND = 'kind = "dynamic_sampling"'
+KIND = 'kind = "oversample"'
 EDITS = {
-    "a misspelled name": (KIND, 'kind = "dynamic_samplin"'),
+    "a misspelled name": (KIND, 'kind = "oversampl"'),
     "`imports` is missing": ('imports = ["my_loop.py"]\n', ""),
     '`kind = "offline"` without `[data]`': (KIND, 'kind = "offline"'),
 }
@@ -44,7 +44,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_loop_on_the_page_trains_on_full_batches_of_mixed_groups(
+def test_loop_on_the_page_trains_on_the_half_with_the_largest_spread(
     lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Any] = []
@@ -56,14 +56,12 @@ def test_loop_on_the_page_trains_on_full_batches_of_mixed_groups(
     monkeypatch.setattr(step, "optimize", optimize)
     run = titanrl.train(titanrl.load("my_experiment.toml"))
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    attempts = [line["sample/resample_attempts"] for line in metrics if "sample/resample_attempts" in line]
-    assert len(attempts) == 2
-    assert max(attempts) >= 1, "groups of two are equal half of the time, so some are sampled again"
-    for batch in trained:
+    spreads = [line["sample/spread_of_chosen"] for line in metrics if "sample/spread_of_chosen" in line]
+    fractions = [line["advantage/frac_zero_std"] for line in metrics if "advantage/frac_zero_std" in line]
+    assert len(spreads) == len(fractions) == 2
+    for batch, spread, equal in zip(trained, spreads, fractions, strict=True):
         assert len(batch["group_id"].unique()) == 4
-        assert all(
-            len(batch["reward"][batch["group_id"] == each].unique()) == 2 for each in batch["group_id"]
-        )
+        assert spread == pytest.approx(min(1.0, 2 * (1 - equal))), "all mixed groups are trained on first"
 
 
 def test_every_error_on_the_page_is_tested() -> None:

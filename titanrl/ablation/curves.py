@@ -94,11 +94,9 @@ def check_metric(folder: Path, metric: str) -> None:
 
 
 def _tokens(line: Mapping[str, Any]) -> float:
-    """Return the tokens of a step; each resampling attempt counts as many tokens as the last."""
+    """Return the tokens of a step: sampled ones, over all attempts, or the loss tokens of offline data."""
     sampled = line.get("sample/tokens")
-    if sampled is None:
-        return float(line.get("data/loss_tokens") or 0.0)
-    return float(sampled) * (1 + float(line.get("sample/resample_attempts") or 0.0))
+    return float((line.get("data/loss_tokens") if sampled is None else sampled) or 0.0)
 
 
 def _seconds(line: Mapping[str, Any]) -> float:

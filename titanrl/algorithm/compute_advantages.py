@@ -6,7 +6,7 @@ Every rank holds the same global batch and computes the same result. Inputs are 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -24,38 +24,66 @@ if TYPE_CHECKING:
     from titanrl.algorithm.reward_scaling import RewardScaling
     from titanrl.algorithm.table import Algorithm, KLTerm
 
-__all__ = ["compute_advantages", "compute_loss_weights"]
+__all__ = ["SelectedRows", "compute_advantages", "compute_loss_weights", "select_rows"]
+
+
+class SelectedRows(NamedTuple):
+    """The rows of a batch that the filters select."""
+
+    rows: TensorDict
+    """The rows to train on; for losses on pairs, sampled rows arranged in pairs."""
+    num_kept: int
+    """Number of rows that pass the filters."""
 
 
 @torch.no_grad()
-def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorDict, dict[str, float]]:
-    """Returns the rows that pass the filters, with the keys of stage `estimate`, and metrics.
+def select_rows(batch: TensorDict, algorithm: Algorithm) -> SelectedRows:
+    """Returns the rows that pass the filters.
 
     Each filter sees the unfiltered batch, and a row must pass all filters. For losses on pairs, sampled rows
-    are arranged in pairs: see ``to_preference_pairs``. The following steps run if a component reads their
-    result or a table configures them: reward scaling; token_reward (the reward on the last loss token, minus
-    the KL-in-reward); advantage (minus the KL-in-advantage) and returns; and the corrections, combined into
-    correction_weight and keep.
+    are arranged in pairs: see ``to_preference_pairs``.
+
+    Args:
+        batch: N rows after stage `score`, in any order within a group.
+        algorithm: the [algorithm] table.
+    """
+    if algorithm.filter:
+        batch = batch[torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)]
+    num_kept = len(batch)
+    if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
+        batch = to_preference_pairs(batch)
+    return SelectedRows(batch, num_kept)
+
+
+@torch.no_grad()
+def compute_advantages(
+    batch: TensorDict, algorithm: Algorithm, selected: SelectedRows | None = None
+) -> tuple[TensorDict, dict[str, float]]:
+    """Returns the selected rows with the keys of stage `estimate`, and metrics.
+
+    The following steps run if a component reads their result or a table configures them: reward scaling;
+    token_reward (the reward on the last loss token, minus the KL-in-reward); advantage (minus the
+    KL-in-advantage) and returns; and the corrections, combined into correction_weight and keep. Tokens that a
+    selecting correction drops leave loss_mask.
 
     Args:
         batch: N rows after stage `score`, in any order within a group.
         algorithm: the [algorithm] table; its controllers hold the current coefficients.
+        selected: what ``select_rows`` returns for this batch; None: it is computed here.
 
     Returns:
         A new batch, which may be empty, and metrics; a metric without values to average is absent.
     """
+    selected = select_rows(batch, algorithm) if selected is None else selected
     metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
     scaling = algorithm.reward_scaling
     if scaling is not None:
         scaling.update(batch["reward"])
     if algorithm.filter:
-        keep = torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)
-        metrics["filter/kept_fraction"] = keep.double().mean()
-        batch = batch[keep]
-    if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
-        batch = to_preference_pairs(batch)
-        metrics["filter/pairs"] = torch.tensor(len(batch) / 2)
-    batch = batch.copy()
+        metrics["filter/kept_fraction"] = torch.tensor(selected.num_kept / len(batch))
+    if algorithm.pairs_responses and "reward" in batch:
+        metrics["filter/pairs"] = torch.tensor(len(selected.rows) / 2)
+    batch = selected.rows.copy()
     if scaling is not None:
         metrics |= _scale_rewards(batch, scaling)
     kl = algorithm.kl
@@ -72,10 +100,10 @@ def compute_advantages(batch: TensorDict, algorithm: Algorithm) -> tuple[TensorD
         batch["token_reward"] = _token_reward(batch, kl, scale)
     if algorithm.advantage is not None:
         metrics |= _set_advantage(batch, algorithm)
-    if algorithm.correction:
-        metrics |= _set_correction(batch, algorithm)
     if algorithm.old_logprob == "recompute":
         metrics |= _logprob_diff(batch)
+    if algorithm.correction:
+        metrics |= _drop_unselected(batch, algorithm) | _set_correction(batch, algorithm)
     scalars = {name: float(value) for name, value in metrics.items()}
     return batch, {name: value for name, value in scalars.items() if not math.isnan(value)}
 
@@ -85,8 +113,8 @@ def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorD
     """Returns the rows of one optimizer step with ``loss_weight``; every split gives the same sum.
 
     The aggregation counts all loss tokens or, with denominator = "kept", only those that the corrections
-    keep; the dropped tokens then have weight 0 in every term. ``correction_weight`` is a separate key: it
-    multiplies the policy loss only.
+    keep; the dropped tokens then have weight 0 in every term. Tokens that a selection dropped are no loss
+    tokens. ``correction_weight`` is a separate key: it multiplies the policy loss only.
 
     Args:
         minibatch: [N, L] all rows of the step, from every rank and micro-batch.
@@ -146,6 +174,29 @@ def _set_advantage(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.T
             metrics["critic/value_mean"] = batch["value"][mask].double().mean()
             metrics["critic/returns_mean"] = returns[mask].double().mean()
     return metrics
+
+
+def _drop_unselected(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:
+    """Removes the tokens that selecting corrections drop from loss_mask: no term of the loss sees them.
+
+    A pair stays only if both of its rows do.
+
+    Returns:
+        The metric of the selection; empty without a selecting correction.
+    """
+    selecting = [each for each in algorithm.correction if declared(each, "selects")]
+    if not selecting:
+        return {}
+    mask = batch["loss_mask"]
+    selected = torch.stack([correction(batch).keep for correction in selecting]).all(0)
+    if algorithm.pairs_responses:
+        has_both = selected.any(-1).view(-1, 2).all(-1)
+        selected = selected & has_both.repeat_interleave(2).unsqueeze(-1)
+    batch["loss_mask"] = mask & selected
+    for key in ("advantage", "returns"):
+        if key in batch:
+            batch[key] = where0(batch["loss_mask"], batch[key])
+    return {"correction/selected_fraction": batch["loss_mask"].sum().double() / mask.sum()}
 
 
 def _set_correction(batch: TensorDict, algorithm: Algorithm) -> dict[str, torch.Tensor]:

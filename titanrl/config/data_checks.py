@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from titanrl.algorithm.dataflow import dataflow_nodes, label
 from titanrl.errors import Problem
@@ -50,7 +50,7 @@ def _keys_of_sampling(
 ) -> list[Problem]:
     if data is None:
         return []
-    unused: list[tuple[str, Any, str]] = [("loop", loop, "samples_per_prompt")]
+    unused = [("loop", cast(Any, loop), key) for key in ("samples_per_prompt", "dynamic_sampling")]
     if evaluation is not None and evaluation.prompts is None:
         keys = ("samples_per_prompt", "temperature", "reward", "best_of_reward")
         unused += [("evaluation", evaluation, key) for key in keys]

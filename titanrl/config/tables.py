@@ -207,8 +207,12 @@ class Loop:
     data_workers: Annotated[int, Range("[0, inf)")] = 0
     """Processes per rank that read and tokenize [prompts] or [data] ahead of the steps; 0: each step reads
     its own."""
+    dynamic_sampling: bool = False
+    """Whether a step samples further prompts until prompts_per_step groups pass the filters; surplus groups
+    are dropped. Otherwise it trains on the groups that pass, at least one. [prompts] only."""
     max_resample_attempts: Annotated[int, Range("[0, inf)")] = 8
-    """How often a step samples again if the filters drop all its groups, before the run fails."""
+    """How often a step samples further prompts because too few groups pass the filters. A step without any
+    group then fails; one with fewer groups than dynamic_sampling asks for trains on those."""
     skip_zero_advantage: bool = False
     """Whether the update skips rows with advantage 0: the same gradient for less work, if no KL or entropy
     term needs these rows. Metrics of the update then cover the other rows only."""

@@ -104,7 +104,11 @@ class Aggregation(Protocol):
 
 
 class Correction(Protocol):
-    """A correction of the mismatch between sampler and trainer."""
+    """A correction of the mismatch between sampler and trainer, or a selection of loss tokens.
+
+    Tokens that a correction drops stay in the denominators, unless [algorithm] denominator = "kept". A class
+    that declares ``selects = True`` removes them from loss_mask instead.
+    """
 
     @property
     def in_keys(self) -> tuple[str | tuple[str, ...], ...]: ...

@@ -82,7 +82,14 @@ _DECLARATIONS: dict[str, dict[str, Declaration]] = {
             "Sum of the weights: M loss tokens, B non-empty rows, length the component's key.",
         ),
     },
-    "correction": {"in_keys": IN_KEYS},
+    "correction": {
+        "in_keys": IN_KEYS,
+        "selects": Declaration(
+            bool,
+            False,
+            "Whether tokens that it drops leave loss_mask: denominators, KL and entropy do not see them.",
+        ),
+    },
     "filter": {
         "in_keys": IN_KEYS,
         "keeps_groups": Declaration(bool, True, "Whether it keeps or drops whole groups only."),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from titanrl.algorithm.compute_advantages import SelectedRows, compute_advantages, select_rows
 from titanrl.algorithm.metrics import means
 from titanrl.data.prompts import PromptLoader, training_prompts
 from titanrl.errors import TrainingError
+from titanrl.ops.padding import concatenate
 from titanrl.protocols.batch import check
 from titanrl.registry.loops import register_loop
 from titanrl.rollout.sample_rows import sample_rows
@@ -19,7 +24,7 @@ from titanrl.training.stages import (
     score,
     sync,
 )
-from titanrl.training.step import gather_and_compute_advantages, optimize
+from titanrl.training.step import gather_scored, optimize
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -48,7 +53,44 @@ def train_step(
     Raises:
         TrainingError: the filters dropped every group of every attempt.
     """
+    rollouts = _collect(session, step, timer)
+    with timer("estimate"):
+        batch, metrics = compute_advantages(rollouts.scored, session.algorithm, rollouts.selected)
+        check(batch, "estimate")
+    with timer("update"):
+        session.sampler.sleep()
+        sums = optimize(session, batch, step, on_policy=rollouts.on_policy)
+    metrics = batch_metrics(rollouts.scored) | rollouts.metrics | metrics | means(sums)
+    session.control(metrics, num_sequences=len(rollouts.scored), step=step)
+    rows = _with_advantage(rollouts.local, batch)
+    return metrics, sample_rows(rows, session.logged_samples, session.tokenizer.token_strings)
+
+
+class _Rollouts(NamedTuple):
+    """The rollouts of a step, of all its sampling attempts."""
+
+    local: TensorDict
+    """This rank's scored rows, with texts."""
+    scored: TensorDict
+    """The scored rows of all ranks."""
+    selected: SelectedRows
+    """The rows to train on."""
+    on_policy: bool
+    """Whether the weights being trained sampled every response token."""
+    metrics: dict[str, float]
+    """Failures of rewards, and counts of attempts and groups."""
+
+
+def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
+    """Samples and scores until enough groups pass the filters: one, or all with dynamic sampling.
+
+    Raises:
+        TrainingError: the filters dropped every group of every attempt, or the sampler's version decreased.
+    """
     loop = session.loop
+    wanted = loop.prompts_per_step if loop.dynamic_sampling else 1
+    parts: list[tuple[TensorDict, TensorDict, SelectedRows]] = []
+    failed, num_groups, on_policy = Counter[str](), 0, True
     for attempt in range(loop.max_resample_attempts + 1):
         with timer("sample"):
             requests = session.loader.next_batch(
@@ -57,27 +99,41 @@ def train_step(
             local, greedy_failures = sample(session, requests, step)
             check(local, "sample", session.out_keys)
         with timer("score"):
-            on_policy = is_on_policy(session, local)
+            was_on_policy, on_policy = on_policy, on_policy and is_on_policy(session, local)
+            if parts and was_on_policy and not on_policy:
+                raise TrainingError(
+                    f"the sampler used older weights in attempt {attempt + 1} of step {step} than in the "
+                    "attempts before; a sampler's version must not decrease."
+                )
             local, failures = score(session, local, on_policy=on_policy)
+            failed.update(session.failed(failures, greedy_failures))
         with timer("estimate"):
-            scored, batch, metrics = gather_and_compute_advantages(session, local, on_policy=on_policy)
-        if len(batch):
+            scored = gather_scored(session, local, on_policy=on_policy)
+            selected = select_rows(scored, session.algorithm)
+            parts.append((local, scored, selected))
+            num_groups += len(selected.rows["group_id"].unique())
+        if num_groups >= wanted:
             break
-    else:
+    if not num_groups:
         raise TrainingError(
             f"[[algorithm.filter]] dropped every group in {loop.max_resample_attempts + 1} attempts of step "
             f"{step}; loosen the filter, raise [loop] max_resample_attempts, or choose prompts of another "
             "difficulty."
         )
-    with timer("update"):
-        session.sampler.sleep()
-        sums = optimize(session, batch, step, on_policy=on_policy)
-    failed = session.failed(failures, greedy_failures)
-    metrics = batch_metrics(scored) | failed | metrics | means(sums)
-    metrics["sample/resample_attempts"] = float(attempt)
-    session.control(metrics, num_sequences=len(scored), step=step)
-    rows = _with_advantage(local, batch)
-    return metrics, sample_rows(rows, session.logged_samples, session.tokenizer.token_strings)
+    metrics = {**failed, "sample/resample_attempts": float(attempt)}
+    rows = concatenate([selected.rows for _, _, selected in parts])
+    if loop.dynamic_sampling:
+        groups = rows["group_id"].unique()[:wanted]
+        rows = rows[torch.isin(rows["group_id"], groups)]
+        metrics["filter/surplus_groups"] = float(num_groups - len(groups))
+        metrics["filter/missing_groups"] = float(wanted - len(groups))
+    return _Rollouts(
+        concatenate([local for local, _, _ in parts]),
+        concatenate([scored for _, scored, _ in parts]),
+        SelectedRows(rows, sum(selected.num_kept for _, _, selected in parts)),
+        on_policy,
+        metrics,
+    )
 
 
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:

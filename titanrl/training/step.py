@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
     from titanrl.training.session import Session
 
-__all__ = ["gather_and_compute_advantages", "optimize", "with_advantage"]
+__all__ = ["gather_and_compute_advantages", "gather_scored", "optimize", "with_advantage"]
+
+
+def gather_scored(session: Session[Any], local: TensorDict, *, on_policy: bool) -> TensorDict:
+    """Returns the scored rows of all ranks.
+
+    Args:
+        session: the run.
+        local: this rank's rows as stage `score` leaves them.
+        on_policy: see ``Session.keys_to_score``.
+    """
+    scored = collectives.gather(local, session.engine.dp_group, session.engine.dp_degree)
+    check(scored, "score", session.keys_to_score(on_policy=on_policy))
+    return scored
 
 
 def gather_and_compute_advantages(
@@ -30,9 +43,7 @@ def gather_and_compute_advantages(
         local: this rank's rows as stage `score` leaves them.
         on_policy: see ``Session.keys_to_score``.
     """
-    engine = session.engine
-    scored = collectives.gather(local, engine.dp_group, engine.dp_degree)
-    check(scored, "score", session.keys_to_score(on_policy=on_policy))
+    scored = gather_scored(session, local, on_policy=on_policy)
     batch, metrics = compute_advantages(scored, session.algorithm)
     check(batch, "estimate")
     return scored, batch, metrics

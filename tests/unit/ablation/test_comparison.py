@@ -34,7 +34,7 @@ def at(values: dict[str, list[float]], metric: str = "reward/mean") -> list[Meas
 def test_curves_count_resampled_tokens_and_exclude_validation(tmp_path: Path) -> None:
     import json
 
-    lines = [line(1, 0.5), line(2, None, **{"sample/resample_attempts": 2.0}), line(3, 0.9)]
+    lines = [line(1, 0.5), line(2, None, tokens=30.0), line(3, 0.9)]  # Step 2 needed three attempts.
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     curves = read_curves(tmp_path, ["reward/mean"])
     assert curves.cost["tokens"] == [10.0, 40.0, 50.0]

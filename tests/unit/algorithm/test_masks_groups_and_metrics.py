@@ -73,11 +73,54 @@ def test_masking_truncated_responses_keeps_lengths_and_group_statistics() -> Non
         finish_reason=torch.tensor([0, 1], dtype=torch.int8),
     )
     chosen = algorithm(advantage={"name": "grpo", "std": "none"}, correction=[{"name": "finish_reason"}])
-    got, _ = compute_advantages(batch, chosen)
-    assert got["loss_mask"].sum(1).tolist() == [3, 5]
-    assert got["advantage"][0, 0] == 0.5, "the cut row is still in its group's mean"
+    got, metrics = compute_advantages(batch, chosen)
+    assert batch["loss_mask"].sum(1).tolist() == [3, 5], "the caller's batch keeps its lengths"
+    assert got["loss_mask"].sum(1).tolist() == [3, 0]
+    assert got["advantage"][0, 0] == 0.5, "the truncated row is still in its group's mean"
+    assert not got["advantage"][1].any()
+    assert metrics["correction/selected_fraction"] == pytest.approx(3 / 8)
     assert not got["correction_weight"][1].any()
     assert got["correction_weight"][0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("denominator", ["trainable", "kept"])
+def test_selected_rows_alone_are_in_the_denominator(denominator: str) -> None:
+    """Lengths 10, 15 and 5, loss 1 per token, the third row truncated: 25 / 25, not 25 / 30."""
+    mask = torch.arange(15).unsqueeze(0) < torch.tensor([[10], [15], [5]])
+    batch = batch_of(loss_mask=mask, group_id=[0, 0, 0], reward=[1.0, 0.0, 0.5], finish_reason=[0, 0, 1])
+    chosen = algorithm(
+        advantage={"name": "grpo"}, correction=[{"name": "finish_reason"}], denominator=denominator
+    )
+    weight = compute_loss_weights(compute_advantages(batch, chosen)[0], chosen)["loss_weight"]
+    assert float(weight.sum()) == pytest.approx(1.0)
+    assert not weight[2].any()
+
+
+def test_selection_precedes_importance_corrections() -> None:
+    """The ratios of dropped rows enter neither the metrics nor the statistics of a correction."""
+    batch = batch_of(
+        loss_mask=[[True, True], [True, True]],
+        group_id=[0, 0],
+        reward=[1.0, 0.0],
+        finish_reason=[0, 1],
+        old_logprob=[[-1.0, -1.0], [-1.0, -1.0]],
+        sampler_logprob=[[-1.0, -1.0], [-9.0, -9.0]],
+    )
+    chain = [{"name": "tis"}, {"name": "finish_reason"}]
+    got, metrics = compute_advantages(batch, algorithm(advantage={"name": "grpo"}, correction=chain))
+    assert metrics["correction/ratio_max"] == 1.0
+    assert metrics["correction/effective_sample_size"] == 1.0
+    assert metrics["sample/logprob_diff"] == 4.0, "the mismatch is measured on all sampled tokens"
+    assert got["keep"].tolist() == [[True, True], [False, False]]
+
+
+def test_selection_drops_both_rows_of_a_pair() -> None:
+    batch = batch_of(
+        loss_mask=[[True, True]] * 4, group_id=[0, 0, 1, 1], reward=[1.0, 0.0] * 2, finish_reason=[0, 1, 0, 0]
+    )
+    chosen = algorithm(loss=titanrl.build("loss", {"name": "dpo"}), correction=[{"name": "finish_reason"}])
+    got, _ = compute_advantages(batch, chosen)
+    assert got["loss_mask"].any(-1).tolist() == [False, False, True, True]
 
 
 # -------------------------------------------------------------------- loss weights
