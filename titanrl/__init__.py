@@ -14,6 +14,7 @@ from titanrl.registry import names, register
 from titanrl.registry.decode import build
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from titanrl.config.experiment import Experiment
@@ -48,7 +49,7 @@ _LAZY = {
 """Public names -> modules that are imported when the name is first used."""
 
 
-def train(experiment: Experiment, *, resume: bool = False) -> Path:
+def train(experiment: Experiment, *, resume: bool = False, accept: Sequence[str] = ()) -> Path:
     """Trains an experiment to its last step and returns its run folder.
 
     One process trains alone; under torchrun each process is a rank.
@@ -56,15 +57,18 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
     Args:
         experiment: as ``load`` returns it; it is not changed.
         resume: continue from the newest complete checkpoint of the newest run of the same name.
+        accept: keys whose changes since that run are accepted, although they change what it measures;
+            "all" accepts every change that is possible.
 
     Raises:
-        ConfigError: the experiment cannot run on this machine, with every reason.
+        ConfigError: the experiment cannot run on this machine, with every reason; or the run cannot be
+            resumed.
         TrainingError: no rows are left to train on, or an alert of [alerts] stop was raised.
     """
     from titanrl.training.run import train as train_checked
 
     _check(experiment)
-    return train_checked(experiment, resume=resume)
+    return train_checked(experiment, resume=resume, accept=accept)
 
 
 def evaluate(experiment: Experiment, run: str | Path | None = None) -> EvalResult:

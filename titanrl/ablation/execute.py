@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -158,12 +157,12 @@ def _context(*, has_gpus: bool) -> BaseContext:
 
 
 def _start(context: BaseContext, run: PlannedRun, slot: Slot, nproc: int) -> BaseProcess:
-    resume = run.state() == "unfinished"
-    if not resume:
-        # Left by a run that ended while its models were built: a folder without experiment.toml.
-        shutil.rmtree(run.folder.path, ignore_errors=True)
+    resume = run.state() == "unfinished" and run.folder.has_checkpoint
     log = log_file(run)
     log.parent.mkdir(parents=True, exist_ok=True)
+    if not resume and (aside := run.folder.set_aside()) is not None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"starts again: the run had no checkpoint; its records are in {aside}\n")
     arguments = (str(run.base), run.overrides, resume, str(log), slot, nproc)
     process: BaseProcess = context.Process(target=_train, args=arguments, name=run.folder.path.name)  # type: ignore[attr-defined]
     process.start()

@@ -52,14 +52,17 @@ class PlannedRun:
         folder = self.folder
         if not folder.config.is_file():
             return "absent"
-        # Loaded, not compared as text: keys that were added since then have their defaults.
-        planned, stored = to_table(self.experiment), to_table(load(folder.config))
-        if planned != stored:
-            raise ConfigError(
-                f"{str(folder.path)!r} holds a run with other settings "
-                f"({_difference(stored, planned)}); remove the folder to run it again, or rename "
-                "the ablation file."
-            )
+        planned = to_table(self.experiment)
+        for first_step, file in folder.settings():
+            # Loaded, not compared as text: keys that were added since then have their defaults.
+            stored = to_table(load(file))
+            if planned != stored:
+                since = f" after step {first_step}" if first_step else ""
+                raise ConfigError(
+                    f"{str(folder.path)!r} holds a run with other settings{since} "
+                    f"({_difference(stored, planned)}); remove the folder to run it again, or rename "
+                    "the ablation file."
+                )
         return "finished" if self.steps_done() == self.experiment.loop.steps else "unfinished"
 
     def steps_done(self) -> int:

@@ -28,12 +28,23 @@ def train(
     overrides: SET = None,
     nproc: NPROC = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the newest run of the same name.")] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="KEY",
+            help="With --resume: accept a changed key or table that changes what the run measures, e.g. "
+            "optimizer.lr; `all` accepts every possible change.",
+        ),
+    ] = None,
 ) -> None:
     """Run an experiment. --nproc > 1 starts torchrun; under torchrun or srun this process is one rank."""
     overrides = overrides or []
     experiment = load_checked(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
-    become_ranks(nproc, ["train", str(file), *sets, *(["--resume"] if resume else [])])
+    accept = accept or []
+    accepts = [f"--accept={each}" for each in accept]
+    become_ranks(nproc, ["train", str(file), *sets, *(["--resume"] if resume else []), *accepts])
     from titanrl.training.run import train as run
 
-    run(experiment, resume=resume)
+    run(experiment, resume=resume, accept=accept)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
 
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
@@ -15,17 +18,19 @@ __all__ = ["Schedule", "build_optimizers", "build_schedule"]
 def build_optimizers(table: Optimizer, parts: list[Decoder]) -> OptimizersContainer:
     """Returns one optimizer per pipeline part, with all parameters in one group."""
     group = ParamGroupConfig(
-        pattern=".*",
-        optimizer_name=table.name,
-        optimizer_kwargs={
-            "lr": table.lr,
-            "betas": (table.beta1, table.beta2),
-            "eps": table.eps,
-            "weight_decay": table.weight_decay,
-        },
+        pattern=".*", optimizer_name=table.name, optimizer_kwargs={"lr": table.lr, **_settings(table)}
     )
     config = OptimizersContainer.Config(param_groups=[group], implementation=table.implementation)
     return OptimizersContainer(config, model_parts=parts)
+
+
+def _settings(table: Optimizer) -> dict[str, Any]:
+    """Returns the settings of an update in the names of torch.optim, without the learning rate."""
+    return {
+        "betas": (table.beta1, table.beta2),
+        "eps": table.eps,
+        "weight_decay": table.weight_decay,
+    }
 
 
 class Schedule:
@@ -39,6 +44,16 @@ class Schedule:
         if self.schedulers.schedulers[0].last_epoch < self._total_steps:
             self.schedulers.step()
 
+    def apply(self, table: Optimizer) -> None:
+        """Gives the optimizers the settings of a table: a checkpoint has restored those it was written with.
+
+        The learning rate is the table's, at the present step of this schedule.
+        """
+        for scheduler in self.schedulers.schedulers:
+            for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+                lr = table.lr * factor(scheduler.last_epoch)
+                group.update(_settings(table), initial_lr=table.lr, lr=lr)
+
 
 def build_schedule(table: LRScheduler, optimizers: OptimizersContainer, steps: int) -> Schedule:
     """Returns the schedule over the table's total_steps, or over ``steps`` optimizer steps if it has none."""
@@ -49,5 +64,13 @@ def build_schedule(table: LRScheduler, optimizers: OptimizersContainer, steps: i
         decay_type=table.decay_type,
         min_lr_factor=table.min_lr_factor,
     )
-    schedulers = config.build(optimizers=optimizers, training_steps=steps)
-    return Schedule(schedulers, table.total_steps or steps)
+    schedulers, last = config.build(optimizers=optimizers, training_steps=steps), table.total_steps or steps
+    for scheduler in schedulers.schedulers:
+        # TorchTitan's lambdas fail beyond the last step, where a resume with a shorter schedule begins.
+        scheduler.lr_lambdas = [_until(last, each) for each in scheduler.lr_lambdas]
+    return Schedule(schedulers, last)
+
+
+def _until(last: int, factor: Callable[[int], float]) -> Callable[[int], float]:
+    """Returns a function of the step that keeps its value beyond the step ``last``."""
+    return lambda step: factor(min(step, last))

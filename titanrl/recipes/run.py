@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -147,11 +146,11 @@ def _run(
 def _train(experiment: Experiment, folder: Path, is_main: bool) -> None:
     """Train, or resume training, and export the model."""
     run, model = RunFolder(folder / "run"), folder / "model"
-    is_resumable = collectives.broadcast_object(run.config.is_file())
-    if is_main and not is_resumable:
-        shutil.rmtree(run.path, ignore_errors=True)  # Left by a run that ended before its first step.
-    collectives.broadcast_object(None)
     if not collectives.broadcast_object(model.exists()):
+        is_resumable = collectives.broadcast_object(run.config.is_file() and run.has_checkpoint)
+        if is_main and not is_resumable and (aside := run.set_aside()) is not None:
+            print(f"starts again: the run had no checkpoint; its records are in {aside}", flush=True)
+        collectives.broadcast_object(None)
         train(experiment, resume=is_resumable)
         gc.collect()
         export_run(run.path, model)

@@ -24,8 +24,12 @@ RENAMED = {
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a metrics.jsonl, one per step, with the current names of metrics."""
-    for line in read_jsonl(path):
+    """Yield the lines of a metrics.jsonl, one per step in ascending order, with the current names of metrics.
+
+    If a step has several lines, the last one counts. Lines without a step are skipped.
+    """
+    lines = {line["step"]: line for line in read_jsonl(path) if isinstance(line.get("step"), int)}
+    for _, line in sorted(lines.items()):
         yield {_current_name(name): value for name, value in line.items()}
 
 

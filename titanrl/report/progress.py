@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["StepView", "clock", "progress_bar"]
 
@@ -43,6 +44,7 @@ class StepView:
         enabled: whether this rank shows anything; true on rank 0 only.
         live: whether a terminal gets a live view; otherwise it gets lines, too.
         console: where to show.
+        log: called with each line of text, also where a live view shows a step instead.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class StepView:
         enabled: bool = True,
         live: bool = True,
         console: Console | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.console = console or Console()
+        self._log = log
         self.is_live = enabled and live and self.console.is_terminal
         self.enabled, self.steps, self.done = enabled, steps, start
         self._start, self._began = start, time.monotonic()
@@ -79,6 +83,7 @@ class StepView:
     def message(self, text: str) -> None:
         """Print a line above the live view."""
         if self.enabled:
+            self._log(Text.from_markup(text).plain)
             self.console.print(text, soft_wrap=True)
 
     def step(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
@@ -95,13 +100,15 @@ class StepView:
         if not self.enabled:
             return
         self._bar.update(self._task, completed=self.done, left=f"{clock(self.seconds_left())} left")
+        values = [f"{label} {value}" for label, value in self._values()]
+        total = sum(seconds.values())
+        text = "  ".join([*values, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
+        text = f"step {self.done}/{self.steps}  {text}"
+        self._log(text)
         if self.is_live:
             self._live.update(self._view())
         else:
-            values = [f"{label} {value}" for label, value in self._values()]
-            total = sum(seconds.values())
-            text = "  ".join([*values, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
-            self.console.print(f"step {self.done}/{self.steps}  {text}", soft_wrap=True, highlight=False)
+            self.console.print(text, soft_wrap=True, highlight=False)
 
     def seconds_left(self) -> float:
         """Return the estimated time of the remaining steps at the mean pace so far."""

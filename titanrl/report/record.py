@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ class RunRecord:
     """Name, unique among the runs that are read together."""
     path: Path
     table: dict[str, Any]
-    """The resolved experiment file; empty if the folder has none."""
+    """The resolved experiment file that holds for the last steps; empty if the folder has none."""
     metrics: list[dict[str, Any]]
     """One per step: ``step`` and ``stage/quantity`` numbers; None if a number was not finite."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, Any] = field(default_factory=dict)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    """One per process that trained the run: its first step, date, host, command, settings."""
+    changes: list[tuple[int, str, Any, Any]] = field(default_factory=list)
+    """Settings that changed during the run: the last step before, key, earlier and later value."""
 
     @cached_property
     def keys(self) -> set[str]:
@@ -78,6 +83,8 @@ class RunRecord:
             name=name or path.resolve().name,
             path=path,
             table=tomli.loads(config.read_text("utf-8")) if config.is_file() else {},
+            sessions=_lines(folder.sessions),
+            changes=_changes(folder),
             metrics=list(read_metrics(folder.metrics)),
             samples=_lines(folder.samples),
             alerts=_lines(folder.alerts),
@@ -95,6 +102,18 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
     return [
         RunRecord.read(path, str(path) if names.count(name) > 1 else name)
         for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _changes(folder: RunFolder) -> list[tuple[int, str, Any, Any]]:
+    """Return the settings that changed during a run."""
+    history = [(each.first_step, each.path) for each in folder.settings() if each.path.is_file()]
+    tables = [(step, flattened(tomli.loads(path.read_text("utf-8")))) for step, path in history]
+    return [
+        (step, key, before.get(key), after.get(key))
+        for (_, before), (step, after) in pairwise(tables)
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
     ]
 
 

@@ -13,7 +13,7 @@ from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.metrics import read_metrics
 from titanrl.report.progress import StepView
-from titanrl.report.writers import Writer, open_writers
+from titanrl.report.writers import Files, Writer, open_writers
 
 if TYPE_CHECKING:
     from titanrl.config.report_tables import Report
@@ -50,13 +50,14 @@ class Recorder:
         self._first = done + 1 if done else 0
         self._settings = settings
         self._enabled, self._monitor = enabled, monitor
-        self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress)
+        self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress, log=folder.log)
         self._writers: list[Writer] = []
         self._reported: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._enabled:
             self._writers = open_writers(self.folder, self._settings, first_step=self._first)
+            self._report_moved()
             if self._monitor is not None:  # Replays the steps before an interruption.
                 for line in read_metrics(self.folder.metrics):
                     self._monitor.update(int(line["step"]), line)
@@ -69,6 +70,15 @@ class Recorder:
         self._view.__exit__(kind, error, trace)
         for writer in self._writers:
             writer.close()
+
+    def _report_moved(self) -> None:
+        """Report the lines of steps that will be repeated."""
+        moved = [item for each in self._writers if isinstance(each, Files) for item in each.moved.items()]
+        if listed := ", ".join(f"{count} of {name}" for name, count in moved if count):
+            self._view.message(
+                f"lines of steps after {self._first - 1}, and incomplete lines, were moved to "
+                f"{self.folder.path / 'superseded'}: {listed}"
+            )
 
     def validation(self, metrics: Mapping[str, float]) -> None:
         """Record the validation before the first step."""

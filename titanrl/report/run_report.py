@@ -52,6 +52,8 @@ def write_report(paths: Sequence[Path], file: Path) -> Path:
     page.section("Dataflow", *_dataflows(runs))
     page.section("Samples", sample_browser(runs))
     page.section("Settings", *_settings(runs))
+    if blocks := _sessions(runs):
+        page.section("Sessions", *blocks)
     return page.write(file)
 
 
@@ -181,4 +183,25 @@ def _settings(runs: Sequence[RunRecord]) -> list[Markup]:
     if len(runs) > 1:
         rows = [[key, *(each.get(key) for each in flat)] for key in differing]
         blocks.append(table(["key", *(run.name for run in runs)], rows) if rows else note("No keys differ."))
+    changes = [[run.name, *change] for run in runs for change in run.changes]
+    if changes:
+        blocks.append(note("Settings that changed when a run was resumed:"))
+        blocks.append(table(["run", "after step", "key", "before", "after"], changes))
     return blocks + [details(f"{run.name}: experiment.toml", code(tomli_w.dumps(run.table))) for run in runs]
+
+
+def _sessions(runs: Sequence[RunRecord]) -> list[Markup]:
+    """Return a table of the processes that trained the runs."""
+    rows = [
+        [
+            run.name,
+            session.get("first_step"),
+            session.get("date"),
+            session.get("host"),
+            " ".join(map(str, session.get("command", []))),
+            session.get("git_commit", "") + (" with changes" if session.get("git_has_changes") else ""),
+        ]
+        for run in runs
+        for session in run.sessions
+    ]
+    return [table(["run", "after step", "date", "host", "command", "git commit"], rows)] if rows else []

@@ -15,6 +15,9 @@ __all__ = ["stage_seconds", "stage_times"]
 MAX_BARS = 250
 """Maximum number of bars; of more steps, every n-th is plotted. Shares include all steps."""
 
+NO_STAGES = ("time/step_seconds", "time/unix_seconds")
+"""The duration of the whole step, and the time at which it was recorded."""
+
 
 def stage_times(runs: Sequence[RunRecord]) -> list[Markup]:
     """Return a table of the stages' shares of each run's time, and a figure per run."""
@@ -49,7 +52,7 @@ def stage_seconds(run: RunRecord) -> dict[str, float]:
 
 
 def _is_stage(key: str) -> bool:
-    return key.startswith("time/") and key.endswith("_seconds") and key != "time/step_seconds"
+    return key.startswith("time/") and key.endswith("_seconds") and key not in NO_STAGES
 
 
 def _stage(key: str) -> str:

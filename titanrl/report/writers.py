@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,7 +39,7 @@ def open_writers(folder: RunFolder, settings: Report, *, first_step: int = 0) ->
     Args:
         folder: folder of the run.
         settings: the [report] table.
-        first_step: first step of this process; earlier output of this step and later is replaced.
+        first_step: first step of this process; earlier output of this step and later is moved aside.
 
     Raises:
         ConfigError: the Prometheus port is in use.
@@ -61,14 +62,21 @@ def open_writers(folder: RunFolder, settings: Report, *, first_step: int = 0) ->
 
 
 class Files:
-    """Writer of metrics.jsonl, samples.jsonl and alerts.jsonl in a run folder."""
+    """Writer of metrics.jsonl, samples.jsonl and alerts.jsonl in a run folder.
+
+    Args:
+        folder: folder of the run.
+        first_step: lines of this step and later are moved aside, see JsonLines.
+    """
 
     def __init__(self, folder: RunFolder, first_step: int = 0) -> None:
         paths = (folder.metrics, folder.samples, folder.alerts)
-        self._metrics, self._samples, self._alerts = (JsonLines(path, first_step) for path in paths)
+        self._metrics, self._samples, self._alerts = files = [JsonLines(path, first_step) for path in paths]
+        self.moved = {path.name: each.num_moved for path, each in zip(paths, files, strict=True)}
+        """Lines of steps that will be repeated, which were moved aside, by file name."""
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._metrics.write({"step": step, **metrics})
+        self._metrics.write({"step": step, "time/unix_seconds": round(time.time(), 3), **metrics})
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:

@@ -10,14 +10,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from titanrl.config.dump import to_table
 from titanrl.engine import collectives, init_distributed
 from titanrl.errors import TrainingError
 from titanrl.registry.loops import training_loop
 from titanrl.report.alerts import AlertMonitor
-from titanrl.report.folder import RunFolder
 from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
+from titanrl.training.opening import OpenedRun, kind_of, open_run
 from titanrl.training.session import Loader, Session, open_session
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class TrainLoop(Generic[Loader]):
     """Sends the weights of a policy version to the sampler."""
 
 
-def train(experiment: Experiment, *, resume: bool = False) -> Path:
+def train(experiment: Experiment, *, resume: bool = False, accept: Sequence[str] = ()) -> Path:
     """Trains to the last step with the loop that [loop] kind names, and returns the run folder.
 
     Without ``kind``, that is ``online`` for [prompts] and ``offline`` for [data].
@@ -70,36 +69,41 @@ def train(experiment: Experiment, *, resume: bool = False) -> Path:
     Args:
         experiment: a checked experiment.
         resume: continue from the newest complete checkpoint of the newest run of that name.
+        accept: keys whose changes since that run are accepted, although they change what it measures.
 
     Raises:
-        ConfigError: a mistake that only shows on this machine or with this data, such as an overlong prompt.
+        ConfigError: a mistake that only shows on this machine or with this data, such as an overlong prompt;
+            or the run cannot be resumed.
         TrainingError: the filters dropped everything, or an alert stopped the run.
     """
-    kind = experiment.loop.kind or ("online" if experiment.data is None else "offline")
-    return run(training_loop(kind), experiment, resume=resume)
+    return run(training_loop(kind_of(experiment)), experiment, resume=resume, accept=accept)
 
 
-def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Path:
+def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool, accept: Sequence[str] = ()) -> Path:
     """Runs an experiment to its last step and returns its run folder.
 
     Args:
         loop: makes the steps.
         experiment: a checked experiment.
         resume: continue from the newest complete checkpoint of the newest run of that name.
+        accept: keys whose changes since that run are accepted, although they change what it measures.
 
     Raises:
+        ConfigError: the run cannot be resumed.
         TrainingError: a step raised an alert that stops the run; its checkpoint is written.
     """
     experiment = copy.deepcopy(experiment)  # its components hold state
-    table, steps = experiment.run, experiment.loop.steps
     init_distributed()
-    folder = RunFolder(
-        collectives.broadcast_object(RunFolder.choose(table.folder, table.name, resume=resume))
-    )
-    with closing(open_session(experiment, folder.path, loop.open_loader, resume=resume)) as session:
+    with open_run(experiment, resume=resume, accept=accept) as opened:
+        return opened.folder.path if opened.is_finished else _train(loop, experiment, opened)
+
+
+def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -> Path:
+    """Makes the steps of an opened run and returns its folder."""
+    folder, steps = opened.folder, experiment.loop.steps
+    with closing(_open_session(loop, experiment, opened)) as session:
         done = session.state.step
-        if session.is_main and not resume:
-            folder.write_identity(to_table(experiment), table.seed)
+        opened.begin(done)
         stopped_by = ""
         recorder = Recorder(
             folder,
@@ -114,8 +118,8 @@ def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Pat
             if done == 0 and _is_validation_due(session):
                 recorder.validation(loop.validate(session))
                 recorder.failures(session.reasons)
+            timer = StageTimer()
             for step in range(done, steps):
-                timer = StageTimer()
                 with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
                     metrics, samples = loop.step(session, step, timer)
                     session.state.step = step + 1
@@ -126,9 +130,12 @@ def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Pat
                         metrics |= loop.validate(session)
                 recorder.failures(session.reasons)
                 stopped_by = _stopped_by(recorder.alerts(step + 1, metrics), experiment.alerts)
+                opened.check_owner()
+                # Before the checkpoint: a run that ends in between repeats the step, and no line is missing.
+                recorder.step(step + 1, metrics, timer.seconds, samples)
+                timer = StageTimer()  # The times of the next step begin with this checkpoint.
                 with timer("checkpoint"):
                     session.save(last=bool(stopped_by))
-                recorder.step(step + 1, metrics, timer.seconds, samples)
                 if stopped_by:
                     break
             recorder.finish()
@@ -138,6 +145,23 @@ def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool) -> Pat
             f"See {folder.alerts} for details; --resume continues anyway."
         )
     return folder.path
+
+
+def _open_session(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -> Session[Loader]:
+    """Returns the session of an opened run, whose sources have not changed since it was started."""
+
+    def open_loader(experiment: Experiment, tokenizer: ChatTokenizer) -> Loader:
+        loader = loop.open_loader(experiment, tokenizer)
+        opened.check_source("prompts" if experiment.data is None else "data", loader.source)
+        return loader
+
+    with opened.restoring():
+        session = open_session(experiment, opened.folder.path, open_loader, resume=opened.resume)
+    held_out = {"evaluation.prompts": session.eval_prompts, "evaluation.data": session.eval_examples}
+    for table, each in held_out.items():
+        if each is not None:
+            opened.check_source(table, each.source)
+    return session
 
 
 def _monitor(experiment: Experiment) -> AlertMonitor | None:

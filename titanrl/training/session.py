@@ -15,6 +15,7 @@ from titanrl.data.examples import ExampleLoader, held_out_data
 from titanrl.data.prompts import PromptLoader, held_out_prompts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
+from titanrl.errors import ConfigError
 from titanrl.rollout.context import start_sampler
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
 from titanrl.training.state import LoopState, components_of
@@ -190,6 +191,9 @@ def open_session(
         folder: the run folder.
         open_loader: opens the training data.
         resume: whether to continue from the newest checkpoint in the folder.
+
+    Raises:
+        ConfigError: there is no checkpoint to resume from, or a mistake that only shows on this machine.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
 
@@ -216,8 +220,8 @@ def open_session(
             cache.fill(engine, live=experiment.report.progress)
             del engine.frozen["reference"]
         cache.load()
-    if resume:
-        engine.load()
+    if resume and not engine.load():
+        raise ConfigError(f"'{folder}' holds no complete checkpoint to resume from; start a new run.")
     kl = algorithm.kl_in_loss
     is_one_step = loop.minibatches * loop.epochs == 1
     objective = Objective(

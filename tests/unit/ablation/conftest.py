@@ -42,7 +42,8 @@ def finish() -> Finish:
     """Return a function that writes the files of a run with given metrics."""
 
     def finish(run: PlannedRun, lines: list[Mapping[str, float]]) -> None:
-        run.folder.write_identity(to_table(run.experiment), run.seed)
+        run.folder.path.mkdir(parents=True, exist_ok=True)
+        run.folder.write_experiment(to_table(run.experiment), run.seed)
         run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     return finish

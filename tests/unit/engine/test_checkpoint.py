@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.unit.engine.conftest import make_batch
 from titanrl.algorithm.objective import Objective
-from titanrl.config.engine_tables import Checkpoint, LRScheduler
+from titanrl.config.engine_tables import Checkpoint, LRScheduler, Optimizer
 from titanrl.engine import Engine, has_checkpoint
 from titanrl.errors import TrainingError
 
@@ -183,3 +184,39 @@ def test_disabled_checkpoints_write_nothing(tmp_path: Path, make_engine: Make) -
     assert not engine.save(1, last=True)
     assert not engine.load()
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+
+
+def test_changed_optimizer_settings_hold_from_the_first_resumed_step(
+    make_engine: Make, tmp_path: Path, objective: Objective
+) -> None:
+    engine, position = start(make_engine, tmp_path)
+    go_on(engine, position, objective, 2)
+    engine.close()
+
+    def resumed(optimizer: Optimizer) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return the settings after a load, and the change of a weight by the next step."""
+        position = Position()
+        engine = make_engine(
+            state=position,
+            checkpoints=tmp_path / "checkpoints",
+            checkpoint=Checkpoint(interval=1, keep_latest_k=0),
+            lr_scheduler=LRScheduler(warmup_steps=4, decay_ratio=0.5),
+            optimizer=optimizer,
+        )
+        assert engine.load()
+        group = dict(next(iter(engine.policy.optimizers)).param_groups[0])
+        weight = next(engine.modules[0].parameters())
+        before = weight.detach().clone()
+        go_on(engine, position, objective, 3, saves=False)
+        return group, (weight.detach() - before).double()
+
+    table = Optimizer(lr=1e-3, weight_decay=0.0)
+    (old, slow), (new, fast) = resumed(table), resumed(replace(table, lr=3e-3, beta2=0.9, eps=1e-7))
+    assert (old["lr"], new["lr"]) == (
+        pytest.approx(0.75e-3),
+        pytest.approx(2.25e-3),
+    )  # Step 3 of 4 of the warm-up.
+    assert (new["initial_lr"], new["betas"], new["eps"]) == (3e-3, (0.9, 0.9), 1e-7)
+    _, faster = resumed(replace(table, lr=3e-3))
+    torch.testing.assert_close(faster, 3 * slow, rtol=1e-3, atol=1e-7)
+    assert not torch.allclose(fast, faster)

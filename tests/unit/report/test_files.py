@@ -13,7 +13,7 @@ from titanrl.report.jsonl import BLOCK, JsonLines, last_line, read_jsonl
 from titanrl.report.metrics import read_metrics
 
 
-def test_resumed_file_drops_repeated_steps_and_an_incomplete_line(tmp_path):
+def test_resumed_file_moves_repeated_steps_and_an_incomplete_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     for step in range(5):
@@ -57,23 +57,11 @@ def test_non_finite_numbers_become_null(tmp_path):
     assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 0, "x": None, "y": None}
 
 
-def test_runs_are_never_overwritten_and_the_newest_is_resumed(tmp_path):
-    first = RunFolder.new(tmp_path, "a")
-    first.path.mkdir()
-    second = RunFolder.new(tmp_path, "a")
-    second.path.mkdir()
-    assert [first.path.name, second.path.name] == ["a", "a-2"]
-    for number in range(3, 12):
-        (tmp_path / f"a-{number}").mkdir()
-    assert RunFolder.latest(tmp_path, "a").path.name == "a-11"
-    with pytest.raises(ConfigError, match="--resume found no run"):
-        RunFolder.latest(tmp_path, "b")
-
-
 def test_run_identity_holds_config_versions_and_seed(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.write_identity({"run": {"seed": 3}}, seed=3)
+    folder = RunFolder.claim(tmp_path, "run")
+    folder.write_experiment({"run": {"seed": 3}}, seed=3)
     assert folder.config.read_text() == "[run]\nseed = 3\n"
+    assert json.loads(folder.identity.read_text()) == {"name": "run", "number": 1}
     versions = json.loads((folder.path / "versions.json").read_text())
     assert versions["seed"] == 3
     assert versions["torch"].startswith("2.")
