@@ -55,7 +55,7 @@ class RunFolder:
         """Create the folder of a new run and return it: ``parent/name``, or ``parent/name-2``, ...
 
         The number is one more than the largest number of a run of that name. A folder that exists is never
-        taken, whoever created it, at whatever moment.
+        taken, even if it is created at the same moment.
 
         Args:
             parent: folder of all runs.

@@ -29,11 +29,11 @@ NO_LAUNCHER: dict[str, Any] = dict.fromkeys(
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool, list[str]]]:
     """Replace training by a list of the requested experiments."""
-    calls: list[tuple[Any, bool]] = []
+    calls: list[tuple[Any, bool, list[str]]] = []
     loop = types.ModuleType("titanrl.training.run")
-    loop.train = lambda experiment, resume: calls.append((experiment, resume))  # type: ignore[attr-defined]
+    loop.train = lambda experiment, resume, accept: calls.append((experiment, resume, accept))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "titanrl.training.run", loop)
     return calls
 
@@ -200,11 +200,13 @@ def test_components_shows_those_of_an_import(tmp_path: Path) -> None:
     assert str(path) in output.replace("\n", "")
 
 
-def test_train_passes_the_experiment_to_the_train_loop(file: Path, runs: list[tuple[Any, bool]]) -> None:
-    result = titanrl("train", file, "--set", "loop.steps=3", "--resume")
+def test_train_passes_the_experiment_to_the_train_loop(
+    file: Path, runs: list[tuple[Any, bool, list[str]]]
+) -> None:
+    result = titanrl("train", file, "--set", "loop.steps=3", "--resume", "--accept", "run.seed")
     assert result.exit_code == 0, result.output
-    ((experiment, resume),) = runs
-    assert (experiment.loop.steps, resume) == (3, True)
+    ((experiment, resume, accept),) = runs
+    assert (experiment.loop.steps, resume, accept) == (3, True, ["run.seed"])
 
 
 def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +215,18 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(
         sys.modules, "titanrl.training.run", types.SimpleNamespace(train=lambda *_, **__: None)
     )
-    titanrl("train", file, "--nproc", 2, "--set", "loop.steps=3", "--resume", OMP_NUM_THREADS="1")
+    titanrl(
+        "train",
+        file,
+        "--nproc",
+        2,
+        "--set",
+        "loop.steps=3",
+        "--resume",
+        "--accept",
+        "all",
+        OMP_NUM_THREADS="1",
+    )
     assert commands == [
         [
             sys.executable,
@@ -227,12 +240,13 @@ def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.Monke
             str(file),
             "--set=loop.steps=3",
             "--resume",
+            "--accept=all",
         ]
     ]
 
 
 def test_train_under_a_launcher_is_one_rank_and_starts_nothing(
-    file: Path, runs: list[tuple[Any, bool]]
+    file: Path, runs: list[tuple[Any, bool, list[str]]]
 ) -> None:
     rank = {"RANK": "1", "WORLD_SIZE": "2"}
     assert titanrl("train", file, **rank).exit_code == 0
@@ -269,7 +283,9 @@ def test_old_spelling_names_the_new_one(file: Path, arguments: list[str], messag
     assert "Traceback" not in result.output
 
 
-def test_values_of_set_are_no_positional_arguments(file: Path, runs: list[tuple[Any, bool]]) -> None:
+def test_values_of_set_are_no_positional_arguments(
+    file: Path, runs: list[tuple[Any, bool, list[str]]]
+) -> None:
     assert titanrl("train", "--set", "loop.steps=3", file, "--set=loop.prompts_per_step=16").exit_code == 0
     assert runs[0][0].loop.steps == 3
 
