@@ -203,8 +203,11 @@ def test_resume_keeps_the_history_and_records_the_accepted_settings(run, resume,
     shutil.rmtree(run / "checkpoints" / "step-2")
     metrics, samples = (run / "metrics.jsonl").read_bytes(), (run / "samples.jsonl").read_bytes()
     first, second, third = metrics.splitlines(keepends=True)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "say 1"}\n{"prompt": "say 2"}\n')
+    overrides = ("optimizer.lr=1e-3", "report.samples_per_step=2", f"prompts.path='{prompts}'")
     (run / "metrics.jsonl").write_bytes(first + b"\xff broken \n" + second + third)
-    assert resume("optimizer.lr=1e-3", "report.samples_per_step=2", accept=["optimizer"]) == run
+    assert resume(*overrides, accept=["optimizer", "prompts"]) == run
     written = (run / "metrics.jsonl").read_bytes()
     assert written.startswith(first + b"\xff broken \n" + second)
     steps = [json.loads(line)["step"] for line in written.splitlines() if b"broken" not in line]
@@ -218,9 +221,13 @@ def test_resume_keeps_the_history_and_records_the_accepted_settings(run, resume,
         (0, "experiment.toml"),
         (1, "experiment-from-step-00001.toml"),
     ]
-    assert "optimizer.lr: 0.01 -> 0.001" in " ".join(lines(run, "sessions.jsonl")[1]["changes"])
+    session = lines(run, "sessions.jsonl")[1]
+    assert "optimizer.lr: 0.01 -> 0.001" in session["changes"]
+    assert session["sources"]["prompts"]["rows"] == 2
+    assert session["sources"]["evaluation.prompts"]["rows"] == 7
     output = capsys.readouterr().out
     assert "report.samples_per_step: 10 -> 2; harmless" in output
+    assert f"resumes '{run}' after step 1" in output
     assert re.search(
         r"moved to .*superseded: 1 of metrics.jsonl, \d+ of samples.jsonl", output.replace("\n", " ")
     )
@@ -257,6 +264,18 @@ def test_running_run_is_refused_to_a_second_process_and_its_name_gets_a_new_fold
     assert seen[1] == "tiny-2"
     (line,) = lines(tmp_path / "tiny")
     assert line["time/unix_seconds"] > 1.7e9
+
+
+def test_run_without_readable_settings_is_refused(run, resume):
+    (run / "experiment.toml").write_text("[run\n")
+    with pytest.raises(ConfigError, match=r"cannot read the settings of the run.*no valid TOML"):
+        resume()
+
+
+def test_run_with_a_key_that_no_longer_exists_is_compared_as_it_is_written(run, resume):
+    (run / "experiment.toml").write_text((run / "experiment.toml").read_text() + "[old]\nkey = 1\n")
+    with pytest.raises(ConfigError, match=r"old\.key: 1 -> absent(.|\n)*--accept old\.key"):
+        resume()
 
 
 def test_mistake_before_the_first_step_leaves_no_folder(stopped, tmp_path):

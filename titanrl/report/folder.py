@@ -224,5 +224,5 @@ def _unused(parent: Path, stem: str, suffix: str = "") -> Path:
 def write_atomic(path: Path, text: str) -> None:
     """Write a file atomically: readers, and a crash, see either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

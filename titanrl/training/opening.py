@@ -96,10 +96,8 @@ class OpenedRun:
             )
         self.is_finished = steps == step
         if self.is_finished:
-            line = (
-                f"'{self.folder.path}' is finished: {step} of {steps} steps; raise [loop] steps to train on."
-            )
-            print(line, flush=True)
+            done = f"'{self.folder.path}' is finished: {step} of {steps} steps"
+            self._print(f"{done}; raise [loop] steps to train on.")
 
     def begin(self, step: int) -> None:
         """Record the start of this process in the run folder.
@@ -108,6 +106,8 @@ class OpenedRun:
             step: number of finished steps.
         """
         if self.is_main:
+            if self.resume:
+                self._print(f"resumes '{self.folder.path}' after step {step}")
             facts = {"sources": self.sources, "changes": [str(each) for each in self.changes]}
             self.folder.begin_session(to_table(self.experiment), first_step=step, facts=facts)
 
@@ -139,9 +139,11 @@ class OpenedRun:
     def _say(self, changes: Sequence[Difference]) -> None:
         effects = {"none": "harmless", "changes": "changes what is measured", "impossible": "impossible"}
         for each in changes:
-            line = f"changed since the run: {each}; {effects[each.effect]}"
-            print(line, flush=True)
-            self.folder.log(line)
+            self._print(f"changed since the run: {each}; {effects[each.effect]}")
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)
+        self.folder.log(line)
 
     def _known_keys(self) -> set[str]:
         """Return the keys that may be accepted."""
@@ -260,17 +262,27 @@ def _resumable_step(folder: RunFolder, experiment: Experiment) -> int:
 
 
 def _settings_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the resolved file, with the training loop by name."""
-    table: dict[str, Any] = to_table(experiment)
-    return {**table, "loop": {**table["loop"], "kind": kind_of(experiment)}}
+    return _with_kind(to_table(experiment))
+
+
+def _with_kind(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a resolved file in which [loop] names the kind of loop, which has a default per kind of data."""
+    loop = {"kind": "offline" if "data" in table else "online", **table.get("loop", {})}
+    return {**table, "loop": loop}
 
 
 def _stored_settings(folder: RunFolder) -> dict[str, Any]:
     """Return the settings that the last process trained the run with.
 
     They are read with today's keys: a key that did not exist then has its default.
+
+    Raises:
+        ConfigError: the file is missing or broken.
     """
     try:
         return _settings_of(load(folder.config))
-    except ConfigError:  # Renamed keys, or components that no longer exist: they count as differences.
-        return tomli.loads(folder.config.read_text("utf-8"))
+    except ConfigError as error:
+        try:  # Renamed keys, or components that no longer exist: they count as differences.
+            return _with_kind(tomli.loads(folder.config.read_text("utf-8")))
+        except (OSError, ValueError):
+            raise ConfigError(f"--resume cannot read the settings of the run: {error}") from None

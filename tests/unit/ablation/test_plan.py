@@ -18,6 +18,7 @@ from titanrl.ablation.plan import is_ablation, outline, plan
 from titanrl.ablation.settings import Settings
 from titanrl.ablation.variants import variants
 from titanrl.config import load
+from titanrl.config.dump import to_table
 from titanrl.errors import ConfigError
 
 
@@ -115,6 +116,19 @@ def test_run_with_other_settings_is_refused(ablation: Ablation, finish: Finish) 
     finish(plan(path).runs[0], [{"step": 2}])
     with pytest.raises(ConfigError, match=r"with other settings \(loop.steps was 2 and is 9\); remove"):
         plan(path, ["loop.steps=9"]).runs[0].state()
+
+
+def test_run_resumed_with_other_settings_for_some_steps_is_refused(
+    ablation: Ablation, finish: Finish
+) -> None:
+    run = plan(ablation()).runs[0]
+    finish(run, [{"step": 2}])
+    resolved = to_table(run.experiment)
+    changed = {**resolved, "optimizer": {**resolved["optimizer"], "lr": 0.5}}
+    for step, table in enumerate((resolved, changed, resolved)):
+        run.folder.begin_session(table, first_step=step)
+    with pytest.raises(ConfigError, match=r"settings after step 1 \(optimizer\.lr was 0\.5"):
+        run.state()
 
 
 def test_run_saved_before_a_key_existed_is_still_valid(ablation: Ablation, finish: Finish) -> None:
