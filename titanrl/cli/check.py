@@ -19,7 +19,7 @@ from titanrl.cli.train import SET
 from titanrl.config import dumps, load
 from titanrl.errors import ConfigError
 from titanrl.preflight.memory import estimate_rank_memory
-from titanrl.preflight.verify import load_checked
+from titanrl.preflight.verify import load_checked, notices
 from titanrl.protocols.batch import STAGES, key_name
 from titanrl.recipes.checks import check_recipe
 from titanrl.recipes.settings import is_recipe, load_recipe
@@ -52,7 +52,7 @@ def check(
     lazy_torch()
     has_failed = False
     for file in files:
-        memory_text = ""
+        memory_text, warnings = "", list[str]()
         try:
             kind = "ablation" if is_ablation(file) else "recipe" if is_recipe(file) else ""
             if kind and data:
@@ -66,6 +66,7 @@ def check(
                 check_recipe(recipe, default_folder(file), nproc)
             else:
                 experiment = load_checked(file, overrides or [], nproc)
+                warnings = notices(experiment)
                 ranks = nproc or experiment.parallelism.least_ranks
                 memory_text = _memory_text(estimate_rank_memory(experiment, ranks), ranks)
                 if data and (num_bad := scan_data(experiment, Console())):
@@ -76,6 +77,8 @@ def check(
             typer.secho(str(error), fg="red", err=True)
         else:
             typer.secho(f"{file}: OK", fg="green")
+            for text in warnings:
+                typer.secho(f"  warning: {text}", fg="yellow", err=True)
             if memory_text:
                 typer.echo(memory_text)
     if has_failed:

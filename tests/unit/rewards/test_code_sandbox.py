@@ -240,8 +240,9 @@ for fd in range(64):
 writable = [path for path, _, _ in os.walk('/') if os.access(path, os.W_OK)]
 print(json.dumps({
     'root': os.getuid() == 0, 'group': os.getgid() == 0, 'pid': os.getpid(), 'fds': fds, 'writable': writable,
-    'env': sorted(os.environ), 'privileges': c.prctl(39, 0, 0, 0, 0), 'filter': c.prctl(21), 'cwd': os.listdir('.'),
-    'top': sorted(os.listdir('/')), 'stdin': sys.stdin.read(), 'home': os.path.exists(HOME),
+    'env': sorted(os.environ), 'privileges': c.prctl(39, 0, 0, 0, 0), 'filter': c.prctl(21),
+    'cwd': os.listdir('.'), 'top': sorted(os.listdir('/')), 'stdin': sys.stdin.read(),
+    'home': os.path.exists(HOME),
 }))
 """
     result = run(code.replace("HOME", repr(str(ROOT))))
