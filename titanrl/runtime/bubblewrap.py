@@ -25,7 +25,7 @@ __all__ = ["ENVIRONMENT", "free_uid", "missing_for_strict", "start"]
 START_SECONDS = 20.0
 """Time for the sandbox itself to start."""
 FIRST_UID = 2_000_000_000
-"""User ids from here on belong to nobody; a worker uses the one at its process id."""
+"""User ids from here on belong to no other process; a worker uses the one at its process id."""
 ENVIRONMENT = {
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
@@ -60,7 +60,7 @@ def _modes() -> list[_Mode]:
 
 
 def free_uid() -> int | None:
-    """Return a user id that nobody else uses; None if this process's namespace has too few."""
+    """Return a user id that no other process uses; None if this process's namespace has too few."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= FIRST_UID < first + count - (1 << 22):

@@ -73,7 +73,9 @@ class Link(Encoder, Decoder):
         if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType | type):
             self._functions.append(value)
             return b"f%d;" % (len(self._functions) - 1)
-        raise NotPlain(f"a test passes a {type(value).__name__}, which is no plain data, to the program")
+        raise NotPlain(
+            f"a test passes a value of type {type(value).__name__} to the program; it is no plain data"
+        )
 
     def reference(self, number: int, text: str) -> Any:
         if not text:
@@ -85,7 +87,7 @@ class Link(Encoder, Decoder):
         return self._exceptions[number]
 
     def begin(self, names: list[str]) -> dict[str, Any]:
-        """Start the program anew; return the values of those names that it defines."""
+        """Start the program again; return the values of those names that it defines."""
         self._functions.clear()
         self._exceptions.clear()
         self._proxies.clear()

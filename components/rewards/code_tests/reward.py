@@ -39,7 +39,7 @@ class CodeTests:
     or `{"cases": [{"stdin": "2 2", "stdout": "4"}, ...]}`, whose output is compared line by line, ignoring
     white space at line ends and empty lines at the end; the program must run to its end or call sys.exit(0).
 
-    Each test runs the program anew, in a process of its own. Statements are evaluated in another sandbox:
+    Each test runs the program again, in a process of its own. Statements are evaluated in another sandbox:
     only arguments and results travel, as plain data, and results are compared as exact builtin values.
     Expected values never reach the program's process. A test that a program may pass without them, such as
     `decode(encode(x)) == x`, is evaluated and counted in a warning; one that cannot be evaluated this way is

@@ -67,7 +67,7 @@ def write_frame(fd: int, kind: bytes, content: bytes = b"") -> None:
     """Write a frame; see ``read_frame``.
 
     Raises:
-        Closed: nobody reads it.
+        Closed: the other side does not read it.
     """
     data = memoryview(kind + len(content).to_bytes(4, "big") + content)
     while data:

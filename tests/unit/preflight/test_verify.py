@@ -12,7 +12,8 @@ import torch
 
 from titanrl.config import Experiment, load
 from titanrl.models.tiny import CHARACTERS, create
-from titanrl.preflight.verify import preflight
+from titanrl.preflight.verify import notices, preflight
+from titanrl.runtime import bubblewrap
 
 FILE = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 
@@ -195,3 +196,18 @@ def test_copies_to_pinned_memory_need_a_gpu(model: Path) -> None:
     )
     assert texts(experiment(model, pinned, "checkpoint.enable=false")) == ""
     assert texts(experiment(model, "checkpoint.async_mode='async'")) == ""
+
+
+def test_rewards_object_to_a_machine_and_give_notices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = """reward=[{name = "code_tests"}, {name = "code_tests", label = "b", isolation = "process"}]"""
+    chosen = experiment(model, rewards)
+    (notice,) = notices(chosen)
+    assert notice.startswith("[reward.1] code_tests: isolation = 'process' does not protect this machine")
+    bubblewrap.missing_for_strict.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    try:
+        problems = texts(chosen)
+    finally:
+        bubblewrap.missing_for_strict.cache_clear()
+    assert "[reward.0] isolation 'strict' needs bubblewrap, and bwrap is not installed" in problems
+    assert "reward.1" not in problems

@@ -116,7 +116,7 @@ def test_no_process_of_a_program_survives_without_a_namespace(tmp_path: Path) ->
         ('{"cases": [{"stdin": ""}]}', "needs cases with stdin and stdout"),
         ("not JSON", "JSONDecodeError"),
         ('{"tests": ["assert sum([1]) == 1"]}', "calls no function of the program"),
-        ('{"tests": ["assert add(object(), 1) == 1"]}', "passes a object, which is no plain data"),
+        ('{"tests": ["assert add(object(), 1) == 1"]}', "passes a value of type object"),
         ('{"tests": ["import no_such_module\\nassert add(1, 1) == 2"]}', "needs a module that is missing"),
     ],
 )
@@ -135,8 +135,8 @@ def not_yet_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weak_tests_are_counted_and_said_once() -> None:
     answer = json.dumps({"tests": ["assert add(add(1, 1), 1) == 3", "assert add(1, 1) == 2"]})
     with pytest.warns(RuntimeWarning) as records:
-        assert score([RIGHT, RIGHT], "process", answer) == [1.0, 1.0]
-        score([RIGHT], "process", answer)
+        scores = [score([RIGHT] * count, "process", answer) for count in (2, 1)]
+    assert scores == [[1.0, 1.0], [1.0]]
     messages = [str(record.message) for record in records if "tests of this batch" in str(record.message)]
     assert len(messages) == 1
     assert "2 of the 4 tests" in messages[0]
@@ -145,8 +145,7 @@ def test_weak_tests_are_counted_and_said_once() -> None:
 @pytest.mark.usefixtures("not_yet_warned")
 def test_missing_protection_is_said_once() -> None:
     with pytest.warns(RuntimeWarning, match="does not protect this machine") as records:
-        score([RIGHT], "process")
-        score([RIGHT], "process")
+        _ = [score([RIGHT], "process") for _ in range(2)]
     assert len(records) == 1
 
 
