@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -283,3 +287,54 @@ def test_mistake_before_the_first_step_leaves_no_folder(stopped, tmp_path):
     with pytest.raises(ConfigError, match="tokens, more than"):
         train(load(stopped / "experiment.toml", overrides))
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+def test_no_record_is_lost_by_kills_at_random_moments(stopped, tmp_path):
+    """20 kills, each at a random moment up to one second after a step, then a resume."""
+    draw, steps = random.Random(0), 60
+    run, overrides = tmp_path / "runs" / "tiny", [f"run.folder='{tmp_path / 'runs'}'", f"loop.steps={steps}"]
+    command = [sys.executable, "-m", "titanrl", "train", str(stopped / "experiment.toml")]
+    command += [f"--set={each}" for each in overrides]
+    files = ("metrics.jsonl", "samples.jsonl")
+    before: dict[str, bytes] = dict.fromkeys(files, b"")
+    for number in range(20):
+        resumed = ["--resume"] if number else []
+        process = subprocess.Popen([*command, *resumed], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for _, line in zip(range(draw.randrange(1, 3)), filter(is_step, process.stdout), strict=False):
+            assert line
+        time.sleep(draw.random())
+        process.kill()
+        process.wait()
+        first = 0 if not number else int(last_session(run)["first_step"])
+        for name in files:
+            lines_before = before[name].splitlines(keepends=True)
+            earlier = [raw for raw in lines_before if is_complete(raw) and json.loads(raw)["step"] <= first]
+            before[name] = (run / name).read_bytes()
+            assert before[name].startswith(b"".join(earlier)), (number, name)
+            numbers = [
+                json.loads(raw)["step"] for raw in before[name].splitlines() if is_complete(raw + b"\n")
+            ]
+            assert set(numbers) == set(range(1 if name == "samples.jsonl" else 0, max(numbers) + 1))
+    whole = train(load(stopped / "experiment.toml", [*overrides, "run.name=whole"]))
+    last = train(load(stopped / "experiment.toml", overrides), resume=True)
+    recorded, expected = ([without_times(line) for line in lines(each)] for each in (last, whole))
+    assert recorded == expected
+
+
+def is_step(line: str) -> bool:
+    return line.startswith("step ")
+
+
+def is_complete(raw: bytes) -> bool:
+    return raw.endswith(b"}\n")
+
+
+def last_session(run: Path) -> dict[str, Any]:
+    return lines(run, "sessions.jsonl")[-1]
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if not key.startswith("time/")}

@@ -16,15 +16,17 @@ def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 def json_value(value: Any) -> Any:
     """Return a value as JSON can hold it.
 
-    Text, numbers, bools and None stay; mappings become dicts with text keys; lists, tuples, sets and arrays
-    become lists; everything else (dates, bytes, images) becomes its ``str``.
+    Text, numbers, bools and None stay; mappings become dicts with text keys; lists, tuples and arrays become
+    lists, sets sorted lists; everything else (dates, bytes, images) becomes its ``str``.
     """
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Mapping):
         return json_columns(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return [json_value(each) for each in value]
+    if isinstance(value, (set, frozenset)):  # Their order differs between processes.
+        return sorted((json_value(each) for each in value), key=repr)
     if hasattr(value, "tolist"):  # Arrays and scalars of numpy and torch.
         return json_value(value.tolist())
     return str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,9 +95,13 @@ def _move_superseded(path: Path, first_step: int | None, key: str) -> int:
     """
     moved: list[tuple[int, int]] = []  # Start and end of each line, in bytes.
     end, is_repeated = 0, False
+    # Lines as they are written: the step comes first. Parsing them all takes minutes for large files.
+    written = re.compile(rb'\{"' + re.escape(key.encode()) + rb'": (\d+)[,}]')
     with path.open("rb") as file:
         for raw in file:
-            start, end, line = end, end + len(raw), _parse(raw)
+            start, end = end, end + len(raw)
+            match = written.match(raw) if raw.endswith(b"}\n") else None
+            line = {key: int(match[1])} if match else _parse(raw)
             step = None if line is None else line.get(key)
             if isinstance(step, int):
                 is_repeated = first_step is not None and step >= first_step

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -23,7 +26,7 @@ class Counted:
         self.num_read += 1
         if index == 3:
             raise ValueError("a bad row is reported when a step reaches it")
-        return Prompt(f"question {index + self.offset}", columns={"object": object(), "array": ("b", "a")})
+        return Prompt(f"question {index + self.offset}", columns={"object": object(), "set": {"b", "a", "c"}})
 
 
 def test_large_source_costs_a_fixed_number_of_rows():
@@ -63,3 +66,23 @@ def test_other_order_is_told_from_other_rows():
     rows = [Prompt(str(number)) for number in range(5)]
     stored = fingerprint(rows)
     assert compare(stored, rows[::-1]) == "4 of 5 compared rows are in another order, the first is row 0"
+
+
+def test_fingerprint_does_not_depend_on_the_process():
+    code = (
+        "import json; from titanrl.data.fingerprint import fingerprint; "
+        "from titanrl.protocols import Prompt; "
+        "rows = [Prompt('a', columns={'set': set('abcdefgh'), 'object': object()})]; "
+        "print(json.dumps(fingerprint(rows)))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
