@@ -246,7 +246,7 @@ class Engine:
         return self._checkpoints is not None and self._checkpoints.save(step, last=last)
 
     def load(self, step: int = -1) -> bool:
-        """Restores models, optimizers, schedules and state; learning rate and betas are those of the tables.
+        """Restores models, optimizers, schedules and state; the optimizers keep the options of their tables.
 
         Args:
             step: of the checkpoint; -1: the newest complete one.
@@ -257,7 +257,7 @@ class Engine:
         is_loaded = self._checkpoints is not None and self._checkpoints.load(step)
         self.policy.is_updated |= is_loaded
         for learner in filter(None, (self.policy, self.critic) if is_loaded else ()):
-            learner.apply_settings()
+            learner.schedule.restore_options()
         return is_loaded
 
     def close(self) -> None:

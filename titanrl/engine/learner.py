@@ -44,16 +44,8 @@ class Learner:
         self._updater = Updater(
             scoring_model, self.optimizers, self.schedule, max_norm=max_norm, backend=backend
         )
-        self._table = optimizer
         self.is_updated = False
         """Whether the weights differ from those of the model's folder."""
-
-    def apply_settings(self) -> None:
-        """Gives the optimizers the learning rate, betas, eps and weight decay of the table.
-
-        A loaded checkpoint has restored those that it was written with.
-        """
-        self.schedule.apply(self._table)
 
     def score(self, rows: TensorDict, keys: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """Returns the model's outputs at its current weights: see ScoringModel.score."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
 
@@ -18,19 +17,21 @@ __all__ = ["Schedule", "build_optimizers", "build_schedule"]
 def build_optimizers(table: Optimizer, parts: list[Decoder]) -> OptimizersContainer:
     """Returns one optimizer per pipeline part, with all parameters in one group."""
     group = ParamGroupConfig(
-        pattern=".*", optimizer_name=table.name, optimizer_kwargs={"lr": table.lr, **_settings(table)}
+        pattern=".*",
+        optimizer_name=table.name,
+        optimizer_kwargs={
+            "lr": table.lr,
+            "betas": (table.beta1, table.beta2),
+            "eps": table.eps,
+            "weight_decay": table.weight_decay,
+        },
     )
     config = OptimizersContainer.Config(param_groups=[group], implementation=table.implementation)
     return OptimizersContainer(config, model_parts=parts)
 
 
-def _settings(table: Optimizer) -> dict[str, Any]:
-    """Returns the settings of an update in the names of torch.optim, without the learning rate."""
-    return {
-        "betas": (table.beta1, table.beta2),
-        "eps": table.eps,
-        "weight_decay": table.weight_decay,
-    }
+PARAMETERS = ("params", "param_names")
+"""Keys of an optimizer's group that are no options."""
 
 
 class Schedule:
@@ -39,20 +40,25 @@ class Schedule:
     def __init__(self, schedulers: LRSchedulersContainer, total_steps: int) -> None:
         self.schedulers = schedulers
         self._total_steps = total_steps
+        self._options = [
+            [{k: v for k, v in group.items() if k not in PARAMETERS} for group in each.optimizer.param_groups]
+            for each in schedulers.schedulers
+        ]
 
     def step(self) -> None:
         if self.schedulers.schedulers[0].last_epoch < self._total_steps:
             self.schedulers.step()
 
-    def apply(self, table: Optimizer) -> None:
-        """Gives the optimizers the settings of a table: a checkpoint has restored those it was written with.
+    def restore_options(self) -> None:
+        """Gives the optimizers the options that they were built with, which a checkpoint has replaced.
 
-        The learning rate is the table's, at the present step of this schedule.
+        The learning rate is that of the present step of this schedule.
         """
-        for scheduler in self.schedulers.schedulers:
-            for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
-                lr = table.lr * factor(scheduler.last_epoch)
-                group.update(_settings(table), initial_lr=table.lr, lr=lr)
+        for scheduler, groups in zip(self.schedulers.schedulers, self._options, strict=True):
+            rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            lrs = [base * factor(scheduler.last_epoch) for base, factor in rates]
+            for group, options, lr in zip(scheduler.optimizer.param_groups, groups, lrs, strict=True):
+                group.update(options, lr=lr)
 
 
 def build_schedule(table: LRScheduler, optimizers: OptimizersContainer, steps: int) -> Schedule:

@@ -220,3 +220,5 @@ def test_changed_optimizer_settings_hold_from_the_first_resumed_step(
     _, faster = resumed(replace(table, lr=3e-3))
     torch.testing.assert_close(faster, 3 * slow, rtol=1e-3, atol=1e-7)
     assert not torch.allclose(fast, faster)
+    coupled, _ = resumed(replace(table, name="Adam"))
+    assert (old["decoupled_weight_decay"], coupled["decoupled_weight_decay"]) == (True, False)
