@@ -83,8 +83,8 @@ class ControlGroup:
         """
         made: list[Path] = []
         try:
+            cls.remove_leftovers()
             for parent, limits in _parents(memory_bytes, tasks):
-                _remove_leftovers(parent)
                 number = sum(1 for _ in parent.glob(f"titanrl-{os.getpid()}-*"))
                 folder = parent / f"titanrl-{os.getpid()}-{number}"
                 folder.mkdir()
@@ -95,6 +95,21 @@ class ControlGroup:
             cls(made).remove()
             return None
         return cls(made) if made else None
+
+    @staticmethod
+    def remove_leftovers() -> bool:
+        """Remove the groups of processes that have ended; return whether some remain for a while."""
+        remaining = False
+        with contextlib.suppress(OSError):
+            for parent in _own_groups().values():
+                for folder in parent.glob("titanrl-*"):
+                    match = _GROUP.fullmatch(folder.name)
+                    if match and not Path(f"/proc/{match[1]}").exists():
+                        try:
+                            folder.rmdir()
+                        except OSError:
+                            remaining = True
+        return remaining
 
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children are in it too.
@@ -113,26 +128,25 @@ class ControlGroup:
         self.folders = []
 
 
-def _parents(memory_bytes: int, tasks: int) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield this process's own group in each hierarchy needed, with the limits by file name."""
-    root = Path("/sys/fs/cgroup")
-    own = {}
+def _own_groups() -> dict[str, Path]:
+    """Return this process's own group by controller of version 1, or that of version 2 under ""."""
+    root, own = Path("/sys/fs/cgroup"), dict[str, str]()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         own.update(dict.fromkeys(controllers.split(","), path.lstrip("/")))
     if "memory" in own and "pids" in own:
-        yield root / "memory" / own["memory"], {"memory.limit_in_bytes": memory_bytes}
-        yield root / "pids" / own["pids"], {"pids.max": tasks}
-    elif "" in own:
-        parent = root / own[""]
-        # Fails with EBUSY where the group holds processes: only the root group may have both.
-        (parent / "cgroup.subtree_control").write_text("+memory +pids")
-        yield parent, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": tasks}
+        return {name: root / name / own[name] for name in ("memory", "pids")}
+    return {"": root / own[""]} if "" in own else {}
 
 
-def _remove_leftovers(parent: Path) -> None:
-    for folder in parent.glob("titanrl-*"):
-        match = _GROUP.fullmatch(folder.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+def _parents(memory_bytes: int, tasks: int) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Yield this process's own group in each hierarchy needed, with the limits by file name."""
+    for name, parent in _own_groups().items():
+        if name == "memory":
+            yield parent, {"memory.limit_in_bytes": memory_bytes}
+        elif name == "pids":
+            yield parent, {"pids.max": tasks}
+        else:
+            # Fails with EBUSY where the group holds processes: only the root group may have both.
+            (parent / "cgroup.subtree_control").write_text("+memory +pids")
+            yield parent, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": tasks}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from titanrl.runtime import bubblewrap
@@ -30,9 +32,15 @@ __all__ = [
     "SandboxError",
     "SandboxedProcess",
     "missing_for_strict",
+    "remove_leftovers",
 ]
 
 Isolation = Literal["strict", "process"]
+
+PREFIX = "titanrl-program-"
+"""Begin of the names of scratch folders, before the process id of their owner."""
+LEFTOVER_ROUNDS = 50
+"""Attempts to remove control groups, whose killed processes may take a moment to end."""
 
 
 class Result(NamedTuple):
@@ -141,11 +149,23 @@ class Sandbox:
                 self.close()
 
 
+def remove_leftovers() -> None:
+    """Remove control groups and scratch folders of processes that were killed before they could do it."""
+    for _ in range(LEFTOVER_ROUNDS):
+        if not ControlGroup.remove_leftovers():
+            break
+        time.sleep(0.02)
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _start_process(
     argv: Sequence[str], limits: Limits, pass_fds: Sequence[int], streams: tuple[IO[bytes] | int, int]
 ) -> SandboxedProcess:
     """Start a program in a folder of its own with limits, as another user where this process is root."""
-    folder = tempfile.TemporaryDirectory(prefix="titanrl-", ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
     uid = free_uid() if os.geteuid() == 0 and is_readable_by_all(base_python()) else None
     identity: dict[str, Any] = {}
     if uid is not None:

@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import time
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,8 @@ class Grade(NamedTuple):
     weak_tests: int
     """Tests that a program may pass without the right values."""
     num_tests: int
+    refused: str = ""
+    """Why a test could not be evaluated, although its program may have caused that."""
 
 
 def extract_program(response: str) -> str:
@@ -102,15 +104,15 @@ def grade(response: str, reference: str, settings: Settings) -> Grade:
         except (Closed, OSError):
             return Grade(0.0, 0, len(tests))
         if isinstance(tests[0], Statement):
-            passed = _evaluate(program, link, tests, settings, end)
+            passed, refused = _evaluate(program, link, tests, settings, end)
             weak = sum(test.is_weak for test in tests)
         else:
-            passed, weak = _run_cases(program, link, tests, settings, end), 0
+            passed, weak, refused = _run_cases(program, link, tests, settings, end), 0, ""
     share = passed / len(tests)
-    return Grade(share if settings.partial else float(share == 1), weak, len(tests))
+    return Grade(share if settings.partial else float(share == 1), weak, len(tests), refused)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _tests(reference: str) -> list[Any]:
     """Returns the tests of a reference answer: statements, or (stdin, stdout) of each case."""
     value = json.loads(reference)
@@ -178,7 +180,7 @@ class _Examiner:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._socket: socket.socket | None = None
-        self._settings: Settings | None = None
+        self._kind: tuple[str, tuple[str, ...]] | None = None
 
     def close(self) -> None:
         self._stack.close()
@@ -186,13 +188,14 @@ class _Examiner:
 
     def begin(self, settings: Settings, link: socket.socket, job: bytes) -> socket.socket:
         """Hand over a job and the dialogue with a program; return the socket of the verdicts."""
-        if self._socket is None or self._settings != settings:
+        kind = (settings.isolation, settings.packages)
+        if self._socket is None or self._kind != kind:
             self.close()
             limits = Limits(memory_mb=EXAMINER_MB, cpu_seconds=EXAMINER_CPU_SECONDS)
             sandbox = Sandbox(limits, isolation=settings.isolation, packages=settings.packages)
             self._stack.callback(sandbox.close)
             self._socket = _start(sandbox, "examiner", self._stack)[1]
-            self._settings = settings
+            self._kind = kind
         socket.send_fds(self._socket, [b"J"], [link.fileno()])
         write_frame(self._socket.fileno(), b"J", job)
         return self._socket
@@ -211,8 +214,8 @@ def _evaluate(
     tests: list[Statement],
     settings: Settings,
     end: float,
-) -> int:
-    """Returns the number of statements that pass.
+) -> tuple[int, str]:
+    """Returns the number of statements that pass, and why one could not be evaluated.
 
     Raises:
         ValueError: a statement passes something to the program that cannot travel.
@@ -226,20 +229,22 @@ def _evaluate(
         _examiner.close()  # It has died since the last response: once more, with a new one.
         verdicts = _examiner.begin(settings, link, job)
     link.close()
-    passed = 0
+    passed, refused = 0, ""
     while True:
         is_killed = program.wait_readable(verdicts.fileno(), end)
         # The tests of a program that was killed end; the examiner has an alarm of its own.
         if is_killed and not select.select([verdicts], [], [], EXAMINER_SECONDS)[0]:
             _examiner.close()
-            return passed
+            return passed, refused
         try:
             kind, verdict = read_frame(verdicts.fileno())
         except Closed:
             _examiner.close()
-            return passed
+            return passed, refused
         if kind == b"D":
-            return passed
+            return passed, refused
+        if verdict[:1] == b"R":
+            refused = refused or verdict[1:].decode(errors="replace")
         if verdict[:1] == b"U":
             _examiner.close()
             raise ValueError(f"code_tests: {verdict[1:].decode(errors='replace')}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from titanrl.components.rewards.code_tests.grading import Settings, grade
 from titanrl.components.rewards.text import texts
 from titanrl.errors import ConfigError
 from titanrl.registry import Range, register
-from titanrl.runtime.sandbox import missing_for_strict
+from titanrl.runtime.sandbox import missing_for_strict, remove_leftovers
 from titanrl.runtime.sandbox_mounts import mounts
 from titanrl.runtime.worker_pool import map_with_timeout
 
@@ -100,6 +102,7 @@ class CodeTests:
         for text in self.notices():
             _warn_once("isolation", text)
         pairs = zip(texts(batch, "response"), texts(batch, "answer"), strict=True)
+        _clean_up_at_exit()
         settings = Settings(self.timeout_seconds, self.memory_mb, self.partial, self.isolation, self.packages)
         outcomes = map_with_timeout(
             grade,
@@ -115,7 +118,19 @@ class CodeTests:
                 "both sides of a comparison or as arguments; a program can pass such a test without the "
                 "right values.",
             )
+        if refused := [each.refused for each in grades if each.refused]:
+            _warn_once(
+                "refused tests",
+                f"code_tests: {len(refused)} of the {len(grades)} responses of this batch failed a test that "
+                f"could not be evaluated, at first because {refused[0]}.",
+            )
         return [outcome.value.score if outcome.failure is None else outcome.failure for outcome in outcomes]
+
+
+@cache
+def _clean_up_at_exit() -> None:
+    """Remove what killed workers leave; registered before their pool, so called after it has closed."""
+    atexit.register(remove_leftovers)
 
 
 _warned: set[str] = set()

@@ -76,6 +76,9 @@ class A:
     def __eq__(s, o): return True
 solve = lambda n: A()
 """,
+    "raises_import_error": "def solve(n): raise ImportError('titanrl')",
+    "raises_assertion_error": "def solve(n): raise AssertionError",
+    "dies_where_an_error_is_expected": "import os\ndef solve(n): os._exit(1)\ndef fail(n): os._exit(1)",
     "nan": "solve = lambda n: float('nan')",
     "infinity": "solve = lambda n: float('inf')",
     "not_implemented": "solve = lambda n: NotImplemented",

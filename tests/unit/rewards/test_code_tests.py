@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ ISOLATIONS = [
     ),
     "process",
 ]
+ROOT = Path(__file__).parents[3]
 every = pytest.mark.parametrize("isolation", ISOLATIONS)
 pytestmark = pytest.mark.filterwarnings("ignore:code_tests:RuntimeWarning")
 
@@ -124,6 +127,53 @@ def test_tests_that_cannot_be_evaluated_are_a_failure_with_the_reason(answer: st
     reward = titanrl.build("reward", {"name": "code_tests", "isolation": "process", "failure_score": -0.5})
     assert reward(rows([RIGHT], answer)).tolist() == [-0.5]
     assert reason in reward.scores(rows([RIGHT], answer))[0]
+
+
+def test_a_program_cannot_turn_a_failed_test_into_a_failure_of_the_row() -> None:
+    tests = ["import math\nx = add(1, 1)\nassert add(x.keys(), 1) == 3", "assert add(map, [1]) == 2"]
+    programs = [
+        "def add(a, b): raise ImportError('no module')",
+        "add = lambda a, b: {}",
+        "def add(a, b): return a(len, b)",
+    ]
+    reward = titanrl.build("reward", {"name": "code_tests", "isolation": "process", "failure_score": 1.0})
+    assert reward(rows(programs, json.dumps({"tests": tests}))).tolist() == [0.0] * 3
+
+
+def test_a_program_that_ends_does_not_pass_a_test_that_expects_an_error() -> None:
+    answer = json.dumps({"tests": ["try:\n    add(1, 1)\nexcept BaseException:\n    pass"]})
+    programs = ["import os\ndef add(a, b): os._exit(0)", "def add(a, b): raise ValueError"]
+    assert score(programs, "process", answer) == [0.0, 1.0]
+
+
+def test_an_empty_result_is_not_close_to_a_number() -> None:
+    answer = json.dumps({"tests": ["assert np.allclose(add(1, 1), 2.0)"]})
+    assert score(["add = lambda a, b: []", "add = lambda a, b: [2.0]"], "process", answer) == [0.0, 1.0]
+
+
+LEAVES = """
+import json, sys
+import torch
+from tensordict import TensorDict
+import titanrl
+text = {"response": ["import time; time.sleep(60)", "x = 1"], "answer": [sys.argv[2]] * 2}
+batch = TensorDict({"loss_mask": torch.ones(2, 1, dtype=torch.bool), "text": text}, batch_size=[2])
+keys = {"isolation": sys.argv[1], "timeout_seconds": 0.5}
+assert titanrl.build("reward", {"name": "code_tests", **keys})(batch).tolist() == [0.0, 0.0]
+"""
+
+
+@pytest.mark.slow
+@every
+def test_nothing_is_left_when_the_trainer_ends(isolation: str, tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    trainer = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", LEAVES, isolation, TESTS], env=environment, cwd=tmp_path
+    )
+    assert trainer.wait(120) == 0
+    assert list(tmp_path.iterdir()) == []
+    groups = [group for group in Path("/sys/fs/cgroup").glob("**/titanrl-*") if group.is_dir()]
+    assert [group for group in groups if not Path(f"/proc/{group.name.split('-')[1]}").exists()] == []
 
 
 @pytest.fixture

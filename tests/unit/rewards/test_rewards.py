@@ -16,15 +16,17 @@ from tensordict import TensorDict
 import titanrl
 from tests.unit.rewards.servers import answering
 from titanrl.models import tiny
+from titanrl.runtime.sandbox import missing_for_strict
 
 TABLES: dict[str, dict[str, Any]] = {
+    "code_tests": {"isolation": "process" if missing_for_strict() else "strict"},
     "format_regex": {"pattern": "A.*"},
     "overlong": {"max_length": 4, "buffer": 2},
     "length_cosine": {"max_length": 4, "correct": "box"},
     "language_consistency": {"language": "en"},
     "reasoning_gym": {"dataset": "chain_sum"},
 }
-"""Required keys of the rewards that have any."""
+"""Keys that rewards need on this machine."""
 NASTY = (
     "",
     "\x00",
