@@ -60,5 +60,5 @@ class Demonstrations:
         response = {"role": "assistant", "content": str(entry["answer"])}
         return (Example(self.prompts.messages(entry), (response,)),)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"{self.prompts.settings.dataset} prompt {index}"

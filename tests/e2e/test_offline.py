@@ -153,7 +153,7 @@ def test_every_metric_is_documented_and_samples_are_written(write: Any) -> None:
                 documented = f"`{name}`" in page or f"`{name.replace('eval/', 'loss/')}`" in page
                 assert documented or re.fullmatch(r"time/\w+_seconds", name), name
         sample = lines(run, "samples.jsonl")[0]
-        assert {"prompt", "response", "trained_tokens", "tokens", "group"} <= sample.keys()
+        assert {"prompt", "response", "loss_tokens", "tokens", "group"} <= sample.keys()
         assert (run / "curves.png").is_file()
 
 

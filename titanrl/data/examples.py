@@ -128,7 +128,7 @@ class ExampleLoader:
             except ConfigError:
                 raise
             except ValueError as error:
-                problems.append(f"{self.source.place(index)}: {error}")
+                problems.append(f"{self.source.location(index)}: {error}")
                 continue
             row_tokens += [len(row.ids) for row in encoded]
             loss_tokens += sum(sum(row.loss_mask) for row in encoded)
@@ -169,7 +169,7 @@ class ExampleLoader:
 
     def _too_long(self, index: int, longest: int) -> str:
         return (
-            f"{self.source.place(index)}: [{self._table}] has a row of {longest} tokens, more than "
+            f"{self.source.location(index)}: [{self._table}] has a row of {longest} tokens, more than "
             f"[training] seq_len = {self._seq_len}; raise it, or set on_overlong = 'drop'."
         )
 
@@ -187,7 +187,7 @@ def _read(
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{source.place(index)}: {error}") from error
+        raise ConfigError(f"{source.location(index)}: {error}") from error
 
 
 def training_data(tables: ExampleTables, tokenizer: ChatTokenizer) -> ExampleLoader:

@@ -90,7 +90,7 @@ class DataSource(Protocol):
         """
         ...
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the location of an example for messages: ``pairs.jsonl:12``."""
         ...
 

@@ -164,7 +164,7 @@ def _sample_rows(
         {
             "prompt": decode(row.ids[: row.loss_mask.index(True)]),
             "response": decode(row.ids[row.loss_mask.index(True) :]),
-            "trained_tokens": sum(row.loss_mask),
+            "loss_tokens": sum(row.loss_mask),
             "tokens": len(row.ids),
             "group": number,
             **row.scalars,

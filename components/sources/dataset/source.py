@@ -102,5 +102,5 @@ class Examples:
         record = Record(self.records.values[index], settings.columns, settings.chat, settings.separator)
         return PARSERS[settings.format](record)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return self.records.location(index)

@@ -36,7 +36,7 @@ class Texts:
             raise ValueError("is broken.")
         return (Example("p", self.texts[index]),)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"texts:{index + 1}"
 
 

@@ -130,7 +130,7 @@ def test_offline_run_has_a_report(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a")
     lines = [{"step": 1, "eval/loss": 0.5, "eval/accuracy": 0.75, "loss/total": 0.6, "data/rows": 2.0}]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    row = {"step": 1, "prompt": "2 + 2", "response": "4", "tokens": 12, "trained_tokens": 2, "group": 0}
+    row = {"step": 1, "prompt": "2 + 2", "response": "4", "tokens": 12, "loss_tokens": 2, "group": 0}
     (folder / "samples.jsonl").write_text(f"{json.dumps(row)}\n")
     text = write_report([folder], tmp_path / "page.html").read_text()
     assert "loss 0.5000, accuracy 0.750" in text

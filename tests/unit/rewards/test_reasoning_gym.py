@@ -78,7 +78,7 @@ def test_demonstrations_have_the_same_questions_and_answers_that_score_one() -> 
         assert row.prompt == prompt.messages
         assert answer["role"] == "assistant"
         assert score([answer["content"]], prompt.answer) == [1.0]
-    assert shown.place(7) == "chain_sum prompt 7"
+    assert shown.location(7) == "chain_sum prompt 7"
 
 
 def test_task_without_reference_answers_gives_no_demonstrations() -> None:

@@ -34,7 +34,7 @@ def refusal(tmp_path: Path, text: str, **keys: Any) -> str:
     examples = settings(path, **keys).open()
     with pytest.raises(ValueError, match=r"\.") as error:
         examples[0]
-    return f"{examples.place(0)}: {error.value}"
+    return f"{examples.location(0)}: {error.value}"
 
 
 def scalars(found: Sequence[Example], key: str) -> list[float]:
@@ -183,8 +183,8 @@ def test_parquet_and_saved_datasets_equal_json_lines(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("data.jsonl", "data.parquet", "saved")]
     opened = [settings(path, format="preference").open() for path in paths]
     assert [[each[i] for i in range(2)] for each in opened] == [[opened[0][i] for i in range(2)]] * 3
-    assert opened[1].place(1).endswith("data.parquet row 1")
-    assert opened[2].place(0).endswith("saved[train] row 0")
+    assert opened[1].location(1).endswith("data.parquet row 1")
+    assert opened[2].location(0).endswith("saved[train] row 0")
     assert len(settings(paths[2], format="preference", split="test").open()) == 1
     with pytest.raises(titanrl.ConfigError, match=r"has no 'valid'; splits: train, test"):
         settings(paths[2], format="preference", split="valid").open()

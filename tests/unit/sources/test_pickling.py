@@ -61,7 +61,7 @@ def test_pickled_source_gives_the_same_examples_at_the_same_indices(
     assert len(sent) == len(source) >= 2
     assert [sent[i] for i in range(len(sent))] == [source[i] for i in range(len(source))]
     if hasattr(source, "place"):
-        assert sent.place(1) == source.place(1)
+        assert sent.location(1) == source.location(1)
 
 
 def test_pickled_tokenizer_gives_the_same_ids_and_rows_can_be_sent_back(tmp_path: Path) -> None:
