@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-
-from titanrl.ops.groups import GroupScores
+from titanrl.ops.groups import Std, relative_to_group
 from titanrl.ops.scores import row_score, to_tokens
 from titanrl.protocols import Advantages
 from titanrl.registry import Range, register
@@ -34,7 +32,7 @@ class GRPO:
     (NeMo-RL).
     """
 
-    std: Literal["group", "batch", "leave_one_out", "none"] = "group"
+    std: Std = "group"
     """Rows over which the standard deviation is taken; none: no division."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Mean of the group, or of the other rows of the group."""
@@ -55,15 +53,12 @@ class GRPO:
         return "batch" if self.std == "batch" else "group"
 
     def __call__(self, batch: TensorDict) -> Advantages:
-        groups = GroupScores.of(row_score(batch, self.source), batch["group_id"])
-        baseline = groups.mean() if self.baseline == "mean" else groups.mean_of_others()
-        advantage = groups.score - baseline
-        if self.std == "group":
-            advantage = advantage / (groups.std(self.unbiased) + self.eps)
-        elif self.std == "batch":
-            batch_scores = GroupScores.of(row_score(batch, self.source), torch.zeros_like(batch["group_id"]))
-            advantage = advantage / (batch_scores.std(self.unbiased) + self.eps)
-        elif self.std == "leave_one_out":
-            others = groups.std_of_others(self.unbiased)
-            advantage = advantage / torch.where(others == 0, 1.0, others + self.eps)
-        return Advantages(to_tokens(torch.where(groups.comparable, advantage, 0.0), batch["loss_mask"]))
+        advantage = relative_to_group(
+            row_score(batch, self.source),
+            batch["group_id"],
+            self.std,
+            self.eps,
+            leave_one_out=self.baseline == "leave_one_out",
+            unbiased=self.unbiased,
+        )
+        return Advantages(to_tokens(advantage, batch["loss_mask"]))

@@ -55,15 +55,18 @@ class DPO:
                       x = pc - pr and of y = rc - rr over the valid pairs     2406.05882
         aot_unpaired  the same with x = c, y = r                              2406.05882
 
-    Both rows carry the loss of their pair; a pair with an empty side gets 0. Where the policy equals the
-    reference, sigmoid gives ln 2. Exponents are clamped at 80. In aot, the pair that holds x_(k) carries
-    the k-th loss, and the gradient also flows into the pair that holds y_(k). These two variants couple all
-    pairs of an optimizer step, so all of them have to be in one micro-batch to match the paper.
+    With `variants`, the loss is the sum of these variants times their `weights`, and nll_coefficient adds
+    -nll_coefficient pc/nc. Both rows carry the loss of their pair; a pair with an empty side gets 0. Where
+    the policy equals the reference, sigmoid gives ln 2. Exponents are clamped at 80. In aot, the pair that
+    holds x_(k) carries the k-th loss, and the gradient also flows into the pair that holds y_(k). These two
+    variants couple all pairs of an optimizer step, so all of them have to be in one micro-batch to match the
+    paper.
 
     Metrics: accuracy (c > r), chosen_reward = beta c, rejected_reward = beta r, margin = beta (c - r), each
     [B, 1].
 
-    Source: DPO 2305.18290 and the table; divergences f-DPO 2309.16240; ld_alpha LD-DPO 2409.06411; wpo
+    Source: DPO 2305.18290 and the table; sums of variants MPO 2411.10442; likelihood term iterative RPO
+    2404.19733; divergences f-DPO 2309.16240; ld_alpha LD-DPO 2409.06411; wpo
     2406.11827.
     """
 
@@ -85,21 +88,41 @@ class DPO:
     """wpo multiplies the loss by sg(w_c w_r), w = exp(mean_i(l - log sum_pi_squared))."""
     tau: Annotated[float, Range("(0, inf)")] = 0.05
     """Temperature of the gate of discopop."""
+    nll_coefficient: Annotated[float, Range("[0, inf)")] = 0.0
+    """Coefficient of the chosen response's negative log-likelihood, -pc/nc."""
+    variants: tuple[Variant, ...] | None = None
+    """Rows of the table that are summed, in place of `variant`; omitted: off."""
+    weights: Annotated[tuple[float, ...] | None, Range("(-inf, inf)")] = None
+    """Weight of each of `variants`; omitted: 1 each."""
     paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.variant == "exo_pair" and not self.label_smoothing:
-            raise ValueError("label_smoothing must be > 0 for variant 'exo_pair', got 0.0.")
-        if self.label_smoothing and self.variant not in SMOOTHED:
-            raise ValueError(f"label_smoothing is not used by variant {self.variant!r}; leave it out.")
-        if self.divergence != "reverse_kl" and self.variant not in SCORED:
+        if self.weights is not None and len(self.weights) != len(self.variants or ()):
             raise ValueError(
-                f"divergence must be 'reverse_kl' for variant {self.variant!r}, got {self.divergence!r}."
+                f"weights must have one number per entry of variants, {len(self.variants or ())}, got "
+                f"{len(self.weights)}."
             )
+        if not self._terms:
+            raise ValueError("variants must name at least one variant, got none; leave it out.")
+        names = [variant for variant, _ in self._terms]
+        label = " + ".join(map(repr, names))
+        if "exo_pair" in names and not self.label_smoothing:
+            raise ValueError("label_smoothing must be > 0 for variant 'exo_pair', got 0.0.")
+        if self.label_smoothing and not SMOOTHED.intersection(names):
+            raise ValueError(f"label_smoothing is not used by variant {label}; leave it out.")
+        if self.divergence != "reverse_kl" and not SCORED.intersection(names):
+            raise ValueError(f"divergence must be 'reverse_kl' for variant {label}, got {self.divergence!r}.")
         if self.alpha != 0.5 and self.divergence != "alpha":
             raise ValueError(f"alpha is not used by divergence {self.divergence!r}; leave it out.")
-        if self.tau != 0.05 and self.variant != "discopop":
-            raise ValueError(f"tau is not used by variant {self.variant!r}; leave it out.")
+        if self.tau != 0.05 and "discopop" not in names:
+            raise ValueError(f"tau is not used by variant {label}; leave it out.")
+
+    @property
+    def _terms(self) -> tuple[tuple[Variant, float], ...]:
+        """The variants that are summed, with their weights."""
+        if self.variants is None:
+            return ((self.variant, 1.0),)
+        return tuple(zip(self.variants, self.weights or [1.0] * len(self.variants), strict=True))
 
     @property
     def in_keys(self) -> tuple[str, ...]:
@@ -112,7 +135,7 @@ class DPO:
     @property
     def couples_step(self) -> bool:
         """Whether the loss of one pair depends on the other pairs of the optimizer step."""
-        return self.variant in ("aot", "aot_unpaired")
+        return any(variant in ("aot", "aot_unpaired") for variant, _ in self._terms)
 
     def __call__(self, policy: PolicyOutputs, batch: TensorDict) -> TokenLoss:
         mask = batch["loss_mask"]
@@ -137,9 +160,14 @@ class DPO:
             rejected_tokens=rejected_tokens,
             valid=valid,
         )
-        loss = VARIANTS[self.variant](pair, Hyperparameters(self.beta, self.label_smoothing, self.tau))
+        parameters = Hyperparameters(self.beta, self.label_smoothing, self.tau)
+        terms = [weight * VARIANTS[variant](pair, parameters) for variant, weight in self._terms]
+        loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
         if self.weighting == "wpo":
             loss = loss * self._wpo_weight(policy, mask)
+        if self.nll_coefficient:
+            likelihood, _ = split_pairs(sequence_mean(policy.logprob, mask))
+            loss = loss - self.nll_coefficient * likelihood
         metrics = {
             "accuracy": (chosen > rejected).float(),
             "chosen_reward": self.beta * chosen.detach(),

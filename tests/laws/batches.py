@@ -70,6 +70,13 @@ def sample(sizes: list[int], length: int, seed: int, density: float = 0.7) -> tu
         sum_pi_squared=torch.rand(rows, length, generator=generator).double() + 0.05,
         candidate_logprob=candidates(),
     )
+    batch |= {
+        "teacher_logprob": (old + normal(rows, length, scale=0.3)).float().double(),
+        "policy_version_token": torch.where(
+            mask, torch.randint(0, 8, (rows, length), generator=generator), -1
+        ).int(),
+        "current_version": torch.full((rows,), 7, dtype=torch.int32),
+    }
     return policy, batch
 
 
@@ -81,7 +88,14 @@ def leaves(policy: PolicyOutputs) -> PolicyOutputs:
 def fill_masked(policy: PolicyOutputs, batch: Batch, garbage: float) -> tuple[PolicyOutputs, Batch]:
     """Returns both with garbage where values are undefined: masked positions and numbers of empty rows."""
     mask = batch["loss_mask"]
-    kept = {"loss_mask", "group_id", "candidate_ids", "loss_weight"}
+    kept = {
+        "loss_mask",
+        "group_id",
+        "candidate_ids",
+        "loss_weight",
+        "policy_version_token",
+        "current_version",
+    }
 
     def fill(x: torch.Tensor) -> torch.Tensor:
         place = mask.any(-1) if x.ndim == 1 else mask if x.ndim == 2 else mask[..., None]

@@ -99,7 +99,16 @@ def scored_batch(shape: Shape) -> TensorDict:
         },
         batch_size=[rows],
     )
-    return batch
+    return batch.update(
+        {
+            "prompt_id": batch["group_id"] // 2,
+            "prompt_drift": 0.1 * torch.rand(rows, generator=generator),
+            "episode_id": torch.randint(0, 3, (rows,), generator=generator),
+            "turn_id": torch.randperm(rows, generator=generator),
+            "state_id": torch.randint(0, 3, (rows,), generator=generator),
+            "step_reward": reward(),
+        }
+    )
 
 
 TOKEN_KEYS = (

@@ -32,7 +32,15 @@ from tests.laws.estimate_batches import (
 from titanrl.ops.masked import where0
 
 TABLES = tables("advantage")
-NOT_CENTRED = ("grpo_passk", "opo", "optimal_token_baseline", "soft_baseline")
+NOT_CENTRED = (
+    "gigpo",
+    "grpo_passk",
+    "opo",
+    "optimal_token_baseline",
+    "pkpo",
+    "rlsd",
+    "soft_baseline",
+)
 """Group-relative estimators whose advantages don't sum to zero over the rows of a group, by their formula."""
 
 
@@ -45,8 +53,9 @@ def is_group_relative(table: dict[str, Any]) -> bool:
 
 
 def has_row_baseline(table: dict[str, Any]) -> bool:
-    """Whether rows of a group share one baseline: one of tokens may leave rounding on equal rewards."""
-    return is_group_relative(table) and table["name"] != "optimal_token_baseline"
+    """Whether rows of a group share one baseline: one of tokens may leave rounding on equal rewards, and
+    GiGPO also compares the rewards of turns."""
+    return is_group_relative(table) and table["name"] not in ("optimal_token_baseline", "gigpo")
 
 
 def is_group_local(table: dict[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def test_kl_term_ignores_masked_positions(name: str, gradient: str, garbage: flo
     objective = Objective(loss=titanrl.build("loss", {"name": "sft"}), kl=build(name, gradient))
 
     def run(fill: float | None) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        def location(x: torch.Tensor) -> torch.Tensor:
+        def place(x: torch.Tensor) -> torch.Tensor:
             return x if fill is None else torch.where(mask, x, fill)
 
         logprob = place(policy.logprob).requires_grad_()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
-__all__ = ["GroupScores", "group_index", "segment_sum"]
+__all__ = ["GroupScores", "Std", "group_index", "relative_to_group", "segment_sum"]
+
+Std: TypeAlias = Literal["group", "batch", "leave_one_out", "none"]
+"""Rows over which a standard deviation is taken; none: no division."""
 
 
 def group_index(group_id: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -110,3 +114,37 @@ class GroupScores:
             (self.score == self.high) & (at_low >= others)
         )
         return is_outlier | (self.low == self.high)
+
+
+def relative_to_group(
+    score: torch.Tensor,
+    group_id: torch.Tensor,
+    std: Std,
+    eps: float,
+    *,
+    leave_one_out: bool = False,
+    unbiased: bool = True,
+) -> torch.Tensor:
+    """Returns [N] float64 ``(s - b) / (sd + eps)``; exactly 0 where there is nothing to compare.
+
+    That is a group of one, a group of equal scores and an unscored row.
+
+    Args:
+        score: [N], NaN where unscored.
+        group_id: [N], any order.
+        std: rows of sd; with leave_one_out there is no division where the other scores are all equal.
+        eps: added to sd.
+        leave_one_out: whether b is the mean of the other rows of the group, instead of the whole group.
+        unbiased: whether variances are divided by n - 1.
+    """
+    groups = GroupScores.of(score, group_id)
+    advantage = groups.score - (groups.mean_of_others() if leave_one_out else groups.mean())
+    if std == "group":
+        advantage = advantage / (groups.std(unbiased) + eps)
+    elif std == "batch":
+        batch = GroupScores.of(score, torch.zeros_like(group_id))
+        advantage = advantage / (batch.std(unbiased) + eps)
+    elif std == "leave_one_out":
+        others = groups.std_of_others(unbiased)
+        advantage = advantage / torch.where(others == 0, 1.0, others + eps)
+    return torch.where(groups.comparable, advantage, 0.0)
