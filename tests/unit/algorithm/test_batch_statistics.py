@@ -61,7 +61,12 @@ def test_advantages_of_a_square_batch_equal_those_of_a_padded_one(table: dict[st
     }
     square = batch_of(
         loss_mask=torch.ones(4, 4, dtype=torch.bool),
-        group_id=[0, 0, 1, 1],
+        group_id=[0, 0, 0, 0],
+        prompt_id=[0, 0, 0, 0],
+        episode_id=[0, 0, 1, 1],
+        turn_id=[0, 1, 0, 1],
+        state_id=[0, 1, 0, 1],
+        step_reward=torch.rand(4, generator=generator),
         reward=[1.0, 0.25, 0.5, 0.75],
         baseline_reward=torch.rand(4, generator=generator),
         final_value=torch.zeros(4),
