@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, NamedTuple
 from titanrl.runtime import bubblewrap
 from titanrl.runtime.bubblewrap import ENVIRONMENT, free_uid, missing_for_strict
 from titanrl.runtime.process_tree import ControlGroup
-from titanrl.runtime.sandbox_mounts import PACKAGES, base_python, is_readable_by_all
+from titanrl.runtime.sandbox_mounts import PACKAGES, base_python, is_reachable_by_all
 from titanrl.runtime.sandboxed_process import SPARE_TASKS, Limits, SandboxedProcess, SandboxError
 
 __all__ = [
@@ -166,7 +166,8 @@ def _start_process(
 ) -> SandboxedProcess:
     """Start a program in a folder of its own with limits, as another user where this process is root."""
     folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
-    uid = free_uid() if os.geteuid() == 0 and is_readable_by_all(base_python()) else None
+    is_reachable = is_reachable_by_all(base_python()) and is_reachable_by_all(folder.name)
+    uid = free_uid() if os.geteuid() == 0 and is_reachable else None
     identity: dict[str, Any] = {}
     if uid is not None:
         os.chown(folder.name, uid, uid)

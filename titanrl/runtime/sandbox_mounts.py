@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "base_python", "is_readable_by_all", "mounts"]
+__all__ = ["PACKAGES", "base_python", "is_reachable_by_all", "mounts"]
 
 PACKAGES = "/packages"
 """Folder in the sandbox that holds the packages."""
@@ -87,9 +87,6 @@ def _sources(packages: Iterable[str]) -> Iterator[Path]:
         ]
 
 
-def is_readable_by_all(path: str) -> bool:
-    """Whether each folder above a file may be entered, and the file read, by any user."""
-    target = Path(path).resolve()
-    return bool(target.stat().st_mode & 0o004) and all(
-        parent.stat().st_mode & 0o001 for parent in target.parents
-    )
+def is_reachable_by_all(path: str) -> bool:
+    """Whether any user may enter each folder above a path."""
+    return all(parent.stat().st_mode & 0o001 for parent in Path(path).resolve().parents)

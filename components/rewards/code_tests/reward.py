@@ -52,7 +52,7 @@ class CodeTests:
     """Language of the program."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 10.0
     """Time limit for all tests of one response together, seconds; unfinished tests fail."""
-    memory_mb: Annotated[int, Range("[64, inf)")] = 512
+    memory_mb: Annotated[int, Range("[64, 4096]")] = 512
     """Memory of the program, MiB: address space of each process, and memory of all of them together."""
     isolation: Literal["strict", "process"] = "strict"
     """`strict`: a sandbox by bubblewrap without network, files of this machine and other processes; `titanrl

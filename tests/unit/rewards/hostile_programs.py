@@ -312,11 +312,10 @@ def solve(n):
     "parent_environment": """
 import os
 def exponent():
-    for pid in (os.getppid(), 1, PARENT):
+    for pid in os.listdir('/proc'):
         try: text = open(f'/proc/{pid}/environ').read()
         except OSError: continue
         if 'EXPONENT=' in text: return int(text.split('EXPONENT=')[1][0])
-
 def solve(n):
     return n ** exponent()
 """,

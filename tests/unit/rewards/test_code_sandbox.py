@@ -23,7 +23,7 @@ from titanrl.components.rewards.code_tests.grading import Grade, Settings, grade
 from titanrl.runtime import bubblewrap
 from titanrl.runtime.process_tree import ControlGroup
 from titanrl.runtime.sandbox import Limits, Result, Sandbox, missing_for_strict
-from titanrl.runtime.sandbox_mounts import base_python
+from titanrl.runtime.sandbox_mounts import base_python, is_reachable_by_all
 from titanrl.runtime.worker_pool import CallResult, WorkerPool
 
 strict = pytest.mark.skipif(bool(missing_for_strict()), reason=f"the sandbox {missing_for_strict()}")
@@ -85,7 +85,7 @@ class Outside:
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     each = Outside(tmp_path_factory.mktemp("outside"))
-    os.environ["EXPONENT"] = "EXPONENT=2"
+    os.environ["EXPONENT"] = "2"
     yield each
     del os.environ["EXPONENT"]
     each.server.close()
@@ -177,7 +177,9 @@ def test_hostile_programs_leave_nothing_and_reach_nothing(
 @pytest.mark.slow
 def test_spying_programs_would_score_without_the_sandbox(outside: Outside) -> None:
     """The corpus is no corpus of programs that fail anyway."""
-    spies = ("reads_file", "loopback", "sees_processes", "datagrams", "reads_through_root_link")
+    spies = ["loopback", "sees_processes", "datagrams"]
+    if os.geteuid() or not is_reachable_by_all(base_python()):  # Else the program runs as another user.
+        spies += ["reads_file", "reads_through_root_link", "parent_environment"]
     items = [(outside.fill_in(FUNCTIONS[name]), TESTS) for name in spies]
     outcomes = graded(items, settings(isolation="process"))
     before = outside.num_connections

@@ -227,7 +227,7 @@ def test_a_package_that_is_not_installed_is_refused() -> None:
     ("keys", "message"),
     [
         ({"timeout_seconds": 0.0}, "timeout_seconds must be in"),
-        ({"memory_mb": 8}, "memory_mb must be in [64, inf), got 8"),
+        ({"memory_mb": 8}, "memory_mb must be in [64, 4096], got 8"),
         ({"language": "rust"}, "language"),
         ({"isolation": "none"}, "isolation"),
     ],
