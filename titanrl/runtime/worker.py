@@ -18,6 +18,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+from titanrl.runtime.parent import end_with_parent
+
 __all__ = ["error_text"]
 
 MEMORY_BYTES = 4 << 30
@@ -78,4 +80,5 @@ def main(fd: int) -> None:
 
 if __name__ == "__main__":
     os.chdir("/")
+    end_with_parent(int(sys.argv[2]))
     main(int(sys.argv[1]))

@@ -173,7 +173,7 @@ class _Worker:
         with theirs:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "titanrl.runtime.worker", str(fd)],
+                [sys.executable, "-P", "-m", "titanrl.runtime.worker", str(fd), str(os.getpid())],
                 pass_fds=(fd,),
                 env=environment,
                 start_new_session=True,

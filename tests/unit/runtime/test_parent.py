@@ -55,6 +55,27 @@ def test_child_whose_parent_has_ended_ends_at_once() -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+POOL = """
+import threading, time
+from tests.unit.runtime.worker_pool_targets import act
+from titanrl.runtime.worker_pool import WorkerPool
+pool = WorkerPool(act, num_workers=1)
+threading.Thread(target=pool.map, args=([("sleep",)], 60.0), daemon=True).start()
+while not (pool._workers and pool._workers[0].item is not None):
+    time.sleep(0.01)
+print(pool._workers[0].process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_worker_of_a_pool_ends_within_its_call_with_a_killed_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+        assert ends(pid)
+
+
 def ends(pid: int, seconds: float = 10.0) -> bool:
     """Whether a process that is no child of this one ends in time."""
     limit = time.monotonic() + seconds
