@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,15 @@ from pathlib import Path
 
 from titanrl.ablation.plan import PlannedRun
 from titanrl.errors import ConfigError
+from titanrl.runtime.launch import run_ranks
+from titanrl.runtime.parent import end_with_parent
+from titanrl.runtime.stop import STOPPED, StopRequested, forced_code, listening, requested
 
 __all__ = ["Execution", "Failure", "Slot", "execute", "log_file", "split_machine", "visible_devices"]
 
 POLL_SECONDS = 0.2
+STOP_MARGIN_SECONDS = 5.0
+"""Time to wait for a run that was asked to stop, beyond its own limit."""
 PRELOADED = ("titanrl.training.online", "titanrl.report.curves", "matplotlib.backends.backend_agg")
 """Modules that every run imports. A fork server imports them once, and each run is forked from it."""
 
@@ -140,10 +145,19 @@ def execute(
             view(execution)
             time.sleep(POLL_SECONDS)
     finally:
-        for _, process in execution.running.values():
-            process.terminate()
+        _stop(execution.running)
     view(execution)
     return execution.failed
+
+
+def _stop(running: Mapping[Slot, tuple[PlannedRun, BaseProcess]]) -> None:
+    """Ask the runs to stop, wait until they have saved their state, and kill those that do not end."""
+    for _, process in running.values():
+        process.terminate()
+    for run, process in running.values():
+        process.join(run.experiment.run.stop_seconds + STOP_MARGIN_SECONDS)
+        process.kill()
+        process.join()
 
 
 def _context(*, has_gpus: bool) -> BaseContext:
@@ -171,7 +185,10 @@ def _start(context: BaseContext, run: PlannedRun, slot: Slot, nproc: int) -> Bas
 
 def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Slot, nproc: int) -> None:
     """Execute one run in this process, like ``titanrl train``, on a slot of the machine."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    end_with_parent(parent.pid)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -179,23 +196,18 @@ def _train(base: str, overrides: Sequence[str], resume: bool, log: str, slot: Sl
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, slot.cores)
     if nproc > 1:
-        from titanrl.runtime.launch import torchrun
-
         words = [f"--set={each}" for each in overrides] + (["--resume"] if resume else [])
-        command = torchrun(nproc, ["train", base, *words])
-        os.execv(command[0], command)
+        sys.exit(run_ranks(nproc, ["train", base, *words]))
     from titanrl.config import load
     from titanrl.training.run import train
 
-    train(load(base, overrides), resume=resume)
-
-
-def _exit_with_parent() -> None:
-    """Exit when the parent process ends, so that a later call never finds a live run."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    experiment = load(base, overrides)
+    with listening(experiment.run.stop_seconds):
+        try:
+            train(experiment, resume=resume)
+        except StopRequested as stopped:
+            print(f"stopped by {requested()}: {stopped}", file=sys.stderr)
+            sys.exit(STOPPED if stopped.is_saved else forced_code())
 
 
 def _environment(slot: Slot, nproc: int) -> Mapping[str, str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from titanrl.ablation.plan import Plan, plan
+from titanrl.cli.ranks import stoppable
 from titanrl.cli.train import SET
 from titanrl.errors import ConfigError
 from titanrl.runtime.lazy import lazy_torch
+from titanrl.runtime.stop import StopRequested, abandonable
 
 __all__ = ["ablate"]
 
@@ -56,12 +56,16 @@ def ablate(
         for each in plans:
             _emit(each, nproc, as_slurm=emit_slurm)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the runs as well, like an interrupt.
+    from titanrl.ablation.execute import STOP_MARGIN_SECONDS
+
     num_failed = 0
-    for each in plans:
-        words = ["titanrl", "ablate", str(each.file), *(f"--set={text}" for text in overrides or [])]
-        words += [f"--jobs={jobs}"] * (jobs > 1) + [f"--nproc={nproc}"] * (nproc > 1)
-        num_failed += _run(each, 0 if report_only else jobs, nproc, shlex.join(words))
+    # The runs end within their own limit, and this process after them.
+    seconds = max(run.experiment.run.stop_seconds for each in plans for run in each.runs)
+    with stoppable(seconds + 2 * STOP_MARGIN_SECONDS), abandonable():
+        for each in plans:
+            words = ["titanrl", "ablate", str(each.file), *(f"--set={text}" for text in overrides or [])]
+            words += [f"--jobs={jobs}"] * (jobs > 1) + [f"--nproc={nproc}"] * (nproc > 1)
+            num_failed += _run(each, 0 if report_only else jobs, nproc, shlex.join(words))
     if num_failed:
         raise typer.Exit(1)
 
@@ -89,13 +93,21 @@ def _run(plan: Plan, jobs: int, nproc: int, command: str) -> int:
     if jobs:
         slots = split_machine(jobs, nproc, _cores(), visible_devices(os.environ))
         with AblationView(plan) as view:
-            failed = execute(
-                plan.runs,
-                slots,
-                nproc=nproc,
-                view=view.show,
-                on_finished=lambda run: check_metric(run.folder.path, plan.settings.metric),
-            )
+            try:
+                failed = execute(
+                    plan.runs,
+                    slots,
+                    nproc=nproc,
+                    view=view.show,
+                    on_finished=lambda run: check_metric(run.folder.path, plan.settings.metric),
+                )
+            except StopRequested:
+                states = [run.state() for run in plan.runs]
+                raise StopRequested(
+                    f"{states.count('finished')} of {len(states)} runs are finished, "
+                    f"{states.count('unfinished')} are begun and go on at their newest checkpoints. "
+                    f"Continue with: {command}"
+                ) from None
     for each in failed:
         typer.secho(f"{each.run.folder.path} failed: {each.reason}", fg="red", err=True)
     for path in write_files(plan, failed, command):

@@ -27,7 +27,9 @@ from titanrl.cli import (
     train,
     watch,
 )
+from titanrl.cli.ranks import OWN_PROCESS
 from titanrl.errors import ConfigError, TrainingError
+from titanrl.runtime import status
 
 __all__ = ["app", "main"]
 
@@ -46,7 +48,11 @@ class _Group(TyperGroup):
             # Every rank raises the same error; the first one reports it.
             if os.environ.get("RANK", "0") == "0":
                 typer.secho(str(error), fg="red", err=True)
+            status.update(end="reported")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        except Exception:
+            status.update(end="reported")  # By its traceback.
+            raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         _refuse_renamed(args)
@@ -132,4 +138,5 @@ def main() -> None:
     """Run the command line of this process."""
     # Libraries log warnings in C++ (vLLM: memory binding); the level is read when torch is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    OWN_PROCESS.set(True)
     app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from titanrl.cli.ranks import NPROC, become_ranks, world_size
-from titanrl.cli.target import MODEL, TARGET, resolve_target
+from titanrl.cli.ranks import NPROC, become_ranks, stoppable, supervised, world_size
+from titanrl.cli.target import MODEL, TARGET, Target, resolve_target
 from titanrl.cli.train import SET
 from titanrl.preflight.verify import load_checked
 from titanrl.report.folder import write_atomic
+from titanrl.runtime.stop import StopRequested
 
 if TYPE_CHECKING:
     from titanrl.eval.evaluate import EvalResult
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 
+@supervised
 def evaluate(
     target: TARGET,
     model: MODEL = None,
@@ -50,23 +53,38 @@ def evaluate(
     given = {"model": model, "baseline": baseline, "output": output}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
-    from titanrl.eval.evaluate import evaluate_model
+    is_main = os.environ.get("RANK", "0") == "0"
+    results: list[EvalResult] = []
+    with stoppable(experiments[0].run.stop_seconds, experiments[0].run.stall_seconds):
+        from titanrl.eval.evaluate import evaluate_model
 
-    pairs = zip(experiments, targets, strict=True)
-    result, *baselines = [evaluate_model(experiment, each.run) for experiment, each in pairs]
-    if os.environ.get("RANK", "0") == "0":
-        summary = result.to_json()
-        for each in (result, *baselines):
-            Console().print(_table(each))
-        for each in baselines:
-            difference = result.minus(each)
-            summary["baseline"] = {**each.to_json(), "difference": difference.to_json()}
-            typer.echo(
-                f"paired score difference from {each.model}: {difference.mean:+.3f}  "
-                f"(95% interval {difference.low:+.3f} to {difference.high:+.3f})"
-            )
-        if output is not None:
-            write_atomic(output, json.dumps(summary, indent=2) + "\n")
+        for experiment, each in zip(experiments, targets, strict=True):
+            try:
+                results.append(evaluate_model(experiment, each.run))
+            except StopRequested as stopped:
+                raise StopRequested(_partial(results, targets)) from stopped
+            if is_main:
+                Console().print(_table(results[-1]))
+    if not is_main:
+        return
+    result, *baselines = results
+    summary = result.to_json()
+    for other in baselines:
+        difference = result.minus(other)
+        summary["baseline"] = {**other.to_json(), "difference": difference.to_json()}
+        typer.echo(
+            f"paired score difference from {other.model}: {difference.mean:+.3f}  "
+            f"(95% interval {difference.low:+.3f} to {difference.high:+.3f})"
+        )
+    if output is not None:
+        write_atomic(output, json.dumps(summary, indent=2) + "\n")
+
+
+def _partial(results: Sequence[EvalResult], targets: Sequence[Target]) -> str:
+    """Return what an interrupted evaluation has and has not done."""
+    models = [str(each.run or each.file) for each in targets]
+    missing = f"{models[len(results)]} was not evaluated, and no file was written"
+    return f"the result above is partial: {missing}." if results else f"{missing}."
 
 
 def _table(result: EvalResult) -> Table:

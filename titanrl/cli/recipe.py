@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.ranks import NPROC, become_ranks, stoppable, supervised, world_size
 from titanrl.recipes.checks import check_recipe
 from titanrl.recipes.settings import load_recipe
 
@@ -20,6 +20,7 @@ def default_folder(file: Path) -> Path:
     return Path("runs") / f"{file.stem}-recipe"
 
 
+@supervised
 def recipe(
     file: Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)],
     output: Annotated[
@@ -42,6 +43,8 @@ def recipe(
     loaded = load_recipe(file, folder, overrides)
     check_recipe(loaded, folder, ranks)
     become_ranks(nproc, ["recipe", str(file), f"--output={folder}", *(f"--set={each}" for each in overrides)])
-    from titanrl.recipes.run import run_recipe
+    settings = loaded.experiment(loaded.stage[0], folder).run
+    with stoppable(settings.stop_seconds, settings.stall_seconds):
+        from titanrl.recipes.run import run_recipe
 
-    run_recipe(loaded, folder, rank=int(os.environ.get("RANK", "0")), world_size=ranks, log=typer.echo)
+        run_recipe(loaded, folder, rank=int(os.environ.get("RANK", "0")), world_size=ranks, log=typer.echo)

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.ranks import NPROC, become_ranks, stoppable, supervised, world_size
 from titanrl.cli.train import FILE, SET
 from titanrl.preflight.verify import load_checked
 
 __all__ = ["rft"]
 
 
+@supervised
 def rft(
     file: FILE,
     output: Annotated[
@@ -29,6 +30,7 @@ def rft(
     overrides = overrides or []
     experiment = load_checked(file, overrides, world_size(nproc))
     become_ranks(nproc, ["rft", str(file), f"--output={output}", *(f"--set={each}" for each in overrides)])
-    from titanrl.rollout.rejection_sampling import collect
+    with stoppable(experiment.run.stop_seconds, experiment.run.stall_seconds):
+        from titanrl.rollout.rejection_sampling import collect
 
-    collect(experiment, output)
+        collect(experiment, output)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from titanrl.cli.ranks import NPROC, become_ranks, world_size
+from titanrl.cli.ranks import NPROC, become_ranks, stoppable, supervised, world_size
 from titanrl.preflight.verify import load_checked
 
 __all__ = ["FILE", "SET", "train"]
@@ -23,6 +23,7 @@ SET = Annotated[
 ]
 
 
+@supervised
 def train(
     file: FILE,
     overrides: SET = None,
@@ -38,13 +39,14 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Run an experiment. --nproc > 1 starts torchrun; under torchrun or srun this process is one rank."""
+    """Run an experiment. --nproc > 1 starts the ranks; under torchrun or srun this process is one rank."""
     overrides = overrides or []
     experiment = load_checked(file, overrides, world_size(nproc))
     sets = [f"--set={each}" for each in overrides]
     accept = accept or []
     accepts = [f"--accept={each}" for each in accept]
     become_ranks(nproc, ["train", str(file), *sets, *(["--resume"] if resume else []), *accepts])
-    from titanrl.training.run import train as run
+    with stoppable(experiment.run.stop_seconds, experiment.run.stall_seconds):
+        from titanrl.training.run import train as run
 
-    run(experiment, resume=resume, accept=accept)
+        run(experiment, resume=resume, accept=accept)

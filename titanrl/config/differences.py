@@ -30,6 +30,8 @@ HARMLESS = (
     "report.*",
     "rft.*",
     "run.folder",
+    "run.stall_seconds",
+    "run.stop_seconds",
     "sampler.enforce_eager",
     "sampler.gpu_memory_utilization",
     "sampler.kv_cache_gib",

@@ -35,6 +35,11 @@ class Run:
     """Folder of all runs, relative to the working directory."""
     seed: Annotated[int, Range("[0, inf)")] = 0
     """Seed of prompt order, sampling and new weights; equal seeds give equal runs."""
+    stop_seconds: Annotated[float, Range("(0, inf)")] = 60.0
+    """Time, in seconds, from a signal that stops the command to its end. Should cover the longest update,
+    validation and checkpoint; when it is over, the process ends without saving."""
+    stall_seconds: Annotated[float, Range("[1, inf)")] = 120.0
+    """Time, in seconds, without a sign of life of a rank after which the other ranks end."""
 
     def __post_init__(self) -> None:
         name = self.name

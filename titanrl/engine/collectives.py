@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +14,11 @@ from titanrl.engine.bins import balance
 from titanrl.errors import TrainingError
 from titanrl.ops.padding import trim
 from titanrl.ops.prefix import group_tokens
+from titanrl.runtime import stop
 
 __all__ = [
+    "abandon_together",
+    "any_rank",
     "broadcast_object",
     "broadcast_from_leader",
     "gather",
@@ -74,6 +78,34 @@ def all_reduce_sums(
     """Returns the sum of each count over all ranks; every rank holds the same names."""
     parts = gather_objects([counts], group, degree)
     return {name: sum(part[name] for part in parts) for name in counts}
+
+
+def any_rank(flag: bool) -> bool:
+    """Returns whether a flag is set on at least one rank, on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return flag
+    flags = torch.tensor([int(flag)])
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags.item())
+
+
+def abandon_together(work: Callable[[], T]) -> T:
+    """Returns the result of ``work``, unless a request to stop abandoned it on one of the ranks.
+
+    Args:
+        work: holds an ``abandonable`` block.
+
+    Raises:
+        StopRequested: on every rank.
+    """
+    if not stop.is_listening():
+        return work()
+    results = []
+    with suppress(stop.StopRequested):
+        results.append(work())
+    if any_rank(not results):
+        raise stop.StopRequested(stop.NOTHING)
+    return results[0]
 
 
 def broadcast_object(value: Any) -> Any:

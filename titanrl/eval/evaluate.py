@@ -12,6 +12,8 @@ from titanrl.data.prompts import held_out_prompts
 from titanrl.errors import ConfigError
 from titanrl.eval.pass_at_k import best_of_k, k_values, maj_at_k, pass_at_k
 from titanrl.rollout.generator import generate_and_score, load_generator
+from titanrl.runtime import status
+from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +102,10 @@ def evaluate_model(experiment: Experiment, run: Path | None = None) -> EvalResul
             "[[reward]], and name the model or run to evaluate by --model."
         )
     init_distributed()
-    with closing(load_generator(experiment, run)) as generator:
+    with abandonable():
+        generator = load_generator(experiment, run)
+    status.update(stage="evaluation")
+    with closing(generator):
         prompts = held_out_prompts(experiment, generator.tokenizer)
         assert prompts is not None
         result = evaluate(generator, experiment.evaluation, prompts)

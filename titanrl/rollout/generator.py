@@ -12,11 +12,13 @@ from titanrl.data.collate import collate_rollouts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
 from titanrl.rollout.context import start_sampler
-from titanrl.rollout.rewards import Failures, score_on_leader
+from titanrl.rollout.rewards import Failures, Scored, score_on_leader
 from titanrl.rollout.sampling import generate
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tensordict import TensorDict
 
     from titanrl.config.tables import Reward
     from titanrl.engine import Engine
@@ -147,14 +149,21 @@ def generate_and_score(
     )
     responses: list[tuple[int, ScoredResponse]] = []
     failures = Failures({}, {})
-    if indices:
+
+    def score() -> tuple[TensorDict, Scored] | None:
+        if not indices:
+            return None
         batch = collate_rollouts(
             [requests[index] for index in indices],
             completions,
             decode=context.tokenizer.decode,
             version=context.sampler.version,
         )
-        scored = score_on_leader(context.engine, batch, context.rewards)
+        return batch, score_on_leader(context.engine, batch, context.rewards)
+
+    local = collectives.abandon_together(score)
+    if local is not None:
+        batch, scored = local
         scores, failures = scored.scores, scored.failures
         labels = [term.label for term in context.rewards]
         for row, (index, completion) in enumerate(zip(indices, completions, strict=True)):

@@ -19,6 +19,8 @@ from titanrl.rollout.context import GeneratorTables
 from titanrl.rollout.generator import generate_and_score, load_generator
 from titanrl.rollout.rejection_sampling_folder import RFTFolder
 from titanrl.rollout.selection import select
+from titanrl.runtime import status
+from titanrl.runtime.stop import StopRequested, abandonable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +79,9 @@ def collect(tables: RejectionSamplingTables, path: Path) -> Path:
             f"[rft] num_prompts must be <= {available}, the size of the source, got {num_prompts}."
         )
     if num_done < num_prompts:
-        with closing(load_generator(tables)) as generator:
+        with abandonable():
+            generator = load_generator(tables)
+        with closing(generator):
             loader.loader.load_state_dict({"position": num_done})
             with closing(loader.loader):
                 prompts = range(num_done, num_prompts)
@@ -106,7 +110,13 @@ def _collect(
             began = time.perf_counter()
             # Seeds depend on the prompt's index alone, so the batch size changes no response.
             requests = loader.next_batch(len(batch), num_samples, first_group=batch.start)
-            rollouts = generate_and_score(generator, requests, step=0, seed=generator.seed)
+            status.update(stage=f"sampling of prompt {batch.start + 1}")
+            try:
+                rollouts = generate_and_score(generator, requests, step=0, seed=generator.seed)
+            except StopRequested:
+                raise StopRequested(
+                    f"{batch.start} of {prompts.stop} prompts are done and written to '{folder.path}'."
+                ) from None
             failures, reasons = failures + rollouts.failures, rollouts.reasons | reasons
             if not generator.is_main:
                 continue

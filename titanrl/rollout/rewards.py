@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.registry import declared
 from titanrl.rollout.reward_calls import RewardResults, RewardTerm, RewardThread, call_reward
+from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -44,8 +46,13 @@ class Scored(NamedTuple):
 
 
 def score_on_leader(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
-    """Return ``score_rewards``, computed by the first of the ranks that hold the same rows; a collective."""
-    return collectives.broadcast_from_leader(engine.row_groups, lambda: score_rewards(batch, rewards))
+    """Return ``score_rewards``, computed by the first of the ranks that hold the same rows; a collective.
+
+    A request to stop may abandon it, so call it by ``collectives.abandon_together``.
+    """
+    # Ranks that share rows wait for the first of them, which must not leave them alone.
+    with nullcontext() if engine.row_groups else abandonable():
+        return collectives.broadcast_from_leader(engine.row_groups, lambda: score_rewards(batch, rewards))
 
 
 def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from titanrl.engine import collectives
 from titanrl.engine.bins import balance
 from titanrl.protocols import temperature_at
+from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from titanrl.protocols import Completion, RolloutRequest
@@ -67,9 +69,16 @@ def generate(
     own = shards[engine.rank // size]
     if temperature is None and not greedy and hasattr(settings, "temperature_at"):
         temperature = temperature_at(settings, step)
-    completions = context.sampler.sample(
-        [requests[index] for index in own], step=step, seed=seed, temperature=temperature, greedy=greedy
-    )
+    sampled_requests = [requests[index] for index in own]
+
+    def sample() -> list[Completion]:
+        # With several ranks, the sampler decides which part of its work has no collectives.
+        with abandonable() if engine.world_size == 1 else nullcontext():
+            return context.sampler.sample(
+                sampled_requests, step=step, seed=seed, temperature=temperature, greedy=greedy
+            )
+
+    completions = collectives.abandon_together(sample)
     if size == engine.tensor_parallel_degree and size * engine.dp_degree == engine.world_size:
         return own, completions
     sampled = list(zip(own, completions, strict=True))

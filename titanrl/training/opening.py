@@ -21,6 +21,7 @@ from titanrl.engine import collectives
 from titanrl.engine.restore import newest_checkpoint
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.report.folder import RunFolder
+from titanrl.runtime.stop import StopRequested
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -192,7 +193,11 @@ def open_run(experiment: Experiment, *, resume: bool, accept: Sequence[str] = ()
         if folder is not None:
             folder.log(f"ended by {type(error).__name__}: {error}")
             is_unused = not folder.has_records and not folder.checkpoints.exists()
-            if not resume and is_unused and isinstance(error, ConfigError | KeyboardInterrupt):
+            if (
+                not resume
+                and is_unused
+                and isinstance(error, ConfigError | KeyboardInterrupt | StopRequested)
+            ):
                 shutil.rmtree(folder.path)
         raise
     finally:

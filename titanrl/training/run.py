@@ -16,8 +16,11 @@ from titanrl.registry.loops import training_loop
 from titanrl.report.alerts import AlertMonitor
 from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
+from titanrl.runtime import status
+from titanrl.runtime.stop import abandonable, completing
 from titanrl.training.opening import OpenedRun, kind_of, open_run
 from titanrl.training.session import Loader, Session, open_session
+from titanrl.training.stopping import is_stopped, save_for_stop, saving_if_abandoned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +40,7 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        status.update(stage=stage)
         began = time.perf_counter()
         try:
             yield
@@ -101,7 +105,9 @@ def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool, accept
 def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -> Path:
     """Makes the steps of an opened run and returns its folder."""
     folder, steps = opened.folder, experiment.loop.steps
-    with closing(_open_session(loop, experiment, opened)) as session:
+    with abandonable():
+        session = _open_session(loop, experiment, opened)
+    with closing(session):
         done = session.state.step
         opened.begin(done)
         stopped_by = ""
@@ -120,13 +126,17 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
                 recorder.failures(session.reasons)
             timer = StageTimer()
             for step in range(done, steps):
-                with profiled(experiment.profile, step + 1, folder.profile, session.engine.rank):
+                status.update(step=step + 1)
+                with (
+                    saving_if_abandoned(session),
+                    profiled(experiment.profile, step + 1, folder.profile, session.engine.rank),
+                ):
                     metrics, samples = loop.step(session, step, timer)
                     session.state.step = step + 1
                     with timer("sync"):
                         loop.sync(session, step + 1)
                 if _is_validation_due(session):
-                    with timer("validate"):
+                    with timer("validate"), completing():
                         metrics |= loop.validate(session)
                 recorder.failures(session.reasons)
                 stopped_by = _stopped_by(recorder.alerts(step + 1, metrics), experiment.alerts)
@@ -138,6 +148,8 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
                     session.save(last=bool(stopped_by))
                 if stopped_by:
                     break
+                if step + 1 < steps and is_stopped():
+                    raise save_for_stop(session)
             recorder.finish()
     if stopped_by:
         raise TrainingError(

@@ -17,6 +17,7 @@ from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.rollout.context import start_sampler
+from titanrl.runtime import status
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
 from titanrl.training.state import LoopState, components_of
 
@@ -163,10 +164,13 @@ class Session(Generic[Loader]):
                 self.reasons = each | self.reasons
         return counts
 
-    def save(self, *, last: bool = False) -> None:
-        """Writes a checkpoint if one is due, and always after the last step."""
+    def save(self, *, last: bool = False) -> bool:
+        """Writes a checkpoint if one is due, and always after the last step; returns whether it did."""
         step = self.state.step
-        self.engine.save(step, last=last or step == self.loop.steps)
+        is_saved = self.engine.save(step, last=last or step == self.loop.steps)
+        if is_saved:
+            status.update(checkpoint=step)
+        return is_saved
 
     def close(self) -> None:
         self.loader.loader.close()
@@ -222,6 +226,8 @@ def open_session(
         cache.load()
     if resume and not engine.load():
         raise ConfigError(f"'{folder}' holds no complete checkpoint to resume from; start a new run.")
+    if resume:
+        status.update(checkpoint=state.step)
     kl = algorithm.kl_in_loss
     is_one_step = loop.minibatches * loop.epochs == 1
     objective = Objective(

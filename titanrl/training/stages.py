@@ -15,7 +15,7 @@ from titanrl.eval.evaluate import evaluate
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 from titanrl.protocols import FinishReason, temperature_at
-from titanrl.rollout.rewards import Failures, score_on_leader
+from titanrl.rollout.rewards import Failures, Scored, score_on_leader
 from titanrl.rollout.sampling import generate
 from titanrl.training.critic import critic_values
 from titanrl.training.kto_reference_point import reference_point
@@ -66,9 +66,13 @@ def _greedy_rewards(
     """Returns the reward of the greedy response per group of this rank, and the rewards' failures."""
     first_of_group = {request.prompt_index: request for request in reversed(requests)}
     batch = _rollouts(session, [*reversed(first_of_group.values())], step, greedy=True)
-    scored = score_on_leader(session.engine, batch, session.rewards)
+    scored = _score_rewards(session, batch)
     baselines = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
     return baselines, scored.failures
+
+
+def _score_rewards(session: Session, batch: TensorDict) -> Scored:
+    return collectives.abandon_together(lambda: score_on_leader(session.engine, batch, session.rewards))
 
 
 def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[TensorDict, Failures]:
@@ -82,7 +86,7 @@ def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[Tens
     batch = batch.copy()
     failures = Failures({}, {})
     if session.rewards:
-        scored = score_on_leader(session.engine, batch, session.rewards)
+        scored = _score_rewards(session, batch)
         failures = scored.failures
         batch.update(scored.scores)
     if session.algorithm.old_logprob == "sampler":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class LoopState:
             loader: loader of the prompts or examples; its state is its position.
             components: path in the experiment file -> component, see ``components_of``.
         """
+        self._before_step: dict[str, Any] | None = None
+        self._is_rewound = False
         self.step = 0
         """Finished training steps."""
         self._components = components
@@ -78,7 +81,18 @@ class LoopState:
             if hook is not None and (path == "critic.loss") == of_critic:
                 hook(dict(metrics))
 
+    def begin_step(self) -> None:
+        """Remembers the state before a step that may be abandoned."""
+        self._before_step = copy.deepcopy(self.state_dict())
+
+    def rewind(self) -> None:
+        """Makes ``state_dict`` return the state before the step that was abandoned."""
+        self._is_rewound = True
+
     def state_dict(self) -> dict[str, Any]:
+        if self._is_rewound:
+            assert self._before_step is not None
+            return self._before_step
         return {
             "step": self.step,
             "parts": {path: part.state_dict() for path, part in self._parts.items()},

@@ -17,6 +17,7 @@ from titanrl.ops.sampling import apply_top_k_top_p, sample_from_logits
 from titanrl.ops.seeds import sample_seed, uniforms
 from titanrl.protocols import Completion, FinishReason, Sampler
 from titanrl.registry import Range, register
+from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from titanrl.protocols import RolloutRequest, SamplerContext
@@ -112,7 +113,7 @@ class TorchSampler(Sampler):
             dtype=torch.int64,
         )
         completions: list[Completion] = []
-        with self._engine.inference() as parts:
+        with self._engine.inference() as parts, abandonable():
             for first in range(0, len(requests), settings.max_rows):
                 chunk = slice(first, first + settings.max_rows)
                 completions += self._decode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from titanrl.components.samplers.vllm.weights import Repacker, load_unpacked
 from titanrl.errors import ConfigError
 from titanrl.ops.seeds import sample_seed
 from titanrl.protocols import Completion, FinishReason, Sampler
+from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from titanrl.protocols import RolloutRequest, SamplerContext
@@ -160,7 +162,8 @@ class VLLMSampler(Sampler):
             for request in requests
         ]
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-        with preserved_random_state():
+        # Ranks that share an engine compute every token together.
+        with preserved_random_state(), abandonable() if self.ranks_per_engine == 1 else nullcontext():
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
         return [_completion_of(output.outputs[0]) for output in outputs]
 

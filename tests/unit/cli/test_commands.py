@@ -209,40 +209,17 @@ def test_train_passes_the_experiment_to_the_train_loop(
     assert (experiment.loop.steps, resume, accept) == (3, True, ["run.seed"])
 
 
-def test_train_with_nproc_becomes_torchrun(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command[1:]]))
-    monkeypatch.setitem(
-        sys.modules, "titanrl.training.run", types.SimpleNamespace(train=lambda *_, **__: None)
+def test_train_with_nproc_starts_ranks_and_exits_with_their_code(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[int, list[str]]] = []
+    monkeypatch.setattr(
+        "titanrl.cli.ranks.run_ranks", lambda number, words: started.append((number, words)) or 75
     )
-    titanrl(
-        "train",
-        file,
-        "--nproc",
-        2,
-        "--set",
-        "loop.steps=3",
-        "--resume",
-        "--accept",
-        "all",
-        OMP_NUM_THREADS="1",
-    )
-    assert commands == [
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "titanrl",
-            "train",
-            str(file),
-            "--set=loop.steps=3",
-            "--resume",
-            "--accept=all",
-        ]
-    ]
+    options = ["--nproc", 2, "--set", "loop.steps=3", "--resume", "--accept", "all"]
+    result = titanrl("train", file, *options, OMP_NUM_THREADS="1")
+    assert result.exit_code == 75
+    assert started == [(2, ["train", str(file), "--set=loop.steps=3", "--resume", "--accept=all"])]
 
 
 def test_train_under_a_launcher_is_one_rank_and_starts_nothing(
