@@ -7,7 +7,7 @@ are filled in.
 
 from __future__ import annotations
 
-__all__ = ["FUNCTIONS", "SCRIPTS"]
+__all__ = ["FUNCTIONS", "LIARS", "SCRIPTS"]
 
 FUNCTIONS: dict[str, str] = {
     "object_equal_to_all": """
@@ -673,3 +673,138 @@ os.close(1)
 print(4)
 """,
 }
+
+LIARS: dict[str, tuple[str, list[str]]] = {
+    "startswith": (
+        """
+class A:
+ def startswith(s,*a): return True
+ def __contains__(s,x): return True
+ def __len__(s): return 3
+f=lambda *a: A()
+""",
+        ["assert f('a').startswith('b')", "assert 'x' in f(1)", "assert f(1)==3 or f(1)!=3", "assert f(1)>0"],
+    ),
+    "reflect": (
+        """
+class A:
+ def __radd__(s,o): return 0
+ def __rsub__(s,o): return 0
+ def __lt__(s,o): return True
+ def __gt__(s,o): return True
+ def __le__(s,o): return True
+ def __ge__(s,o): return True
+ def __round__(s,*a): return 3
+ def __format__(s,x): return '3.00'
+f=lambda *a: A()
+""",
+        [
+            "assert 5-f(1)==0",
+            "assert f(1)<3",
+            "assert max(f(1),2)==2 ",
+            "assert round(f(1),2)==3.00",
+            "assert abs(round(f(1),2)-3)<1e-9",
+        ],
+    ),
+    "sum": (
+        """
+class A:
+ def __iter__(s): return iter([])
+f=lambda *a: A()
+""",
+        ["assert list(f(1))==[1]", "assert sum(f(1))==3"],
+    ),
+    "isclose_def": (
+        """
+def isclose(*a,**k): return True
+f=lambda *a: 9
+math=type('m',(),{'isclose':isclose})
+np=math
+abs=lambda *a:0
+sorted=set=len=lambda *a: [1]
+""",
+        [
+            "assert isclose(f(1),3)",
+            "assert math.isclose(f(1),3)",
+            "assert np.isclose(f(1),3)",
+            "assert abs(f(1)-3)<1e-6",
+            "assert len([f(1)])==3",
+            "assert sorted([f(1)])==[1]",
+        ],
+    ),
+    "bigdict": (
+        "f=lambda *a: {i:0 for i in range(10**6)}",
+        ["assert f(1)==3"],
+    ),
+    "evilexc": (
+        """
+class E(Exception):
+ def __str__(s): raise SystemExit
+ def __eq__(s,o): return True
+def f(*a): raise E
+""",
+        ["assert f(1)==3"],
+    ),
+    "excdict": (
+        """
+class M(type):
+ def __instancecheck__(c,x): return True
+class E(Exception,metaclass=M): pass
+def f(*a): raise E
+""",
+        ["assert f(1)==3"],
+    ),
+    "names_plain": (
+        "f='x'",
+        ["assert f(1)==3"],
+    ),
+    "stopiter": (
+        "def f(*a): raise StopIteration",
+        ["assert all(f(x)==3 for x in [1])"],
+    ),
+    "generatorexit": (
+        "def f(*a): raise GeneratorExit",
+        ["assert f(1)==3"],
+    ),
+    "kbd": (
+        "def f(*a): raise KeyboardInterrupt",
+        ["assert f(1)==3"],
+    ),
+    "dec": (
+        """
+from decimal import Decimal
+f=lambda *a: Decimal('1e999999999')
+""",
+        ["assert f(1)==3", "assert int(f(1))==3"],
+    ),
+    "frac": (
+        """
+from fractions import Fraction
+f=lambda *a: Fraction(10**100000,3)
+""",
+        ["assert f(1)==3"],
+    ),
+    "arr": (
+        """
+import numpy as np
+f=lambda *a: np.zeros((0,3))
+""",
+        ["assert (f(1)==3)", "assert np.allclose(f(1),3)", "assert np.array_equal(f(1),[3])"],
+    ),
+    "nestedeq": (
+        """
+class A:
+ def __eq__(s,o): return True
+ __hash__=None
+f=lambda *a: [A(),(A(),),{'x':A()}]
+""",
+        [
+            "assert f(1)==[1,(2,),{'x':3}]",
+            "assert f(1)[0]==1",
+            "assert 7 in f(1)",
+            "assert f(1).count(3)==3",
+            "assert f(1).index(5)==0",
+        ],
+    ),
+}
+"""Programs, and statements that each must fail, whatever the objects that a program returns answer."""

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import titanrl
+from tests.unit.rewards.hostile_programs import LIARS
 from titanrl.components.rewards.code_tests import reward as reward_module
 from titanrl.runtime import bubblewrap
 from titanrl.runtime.sandbox import missing_for_strict
@@ -36,8 +37,9 @@ RIGHT = "def add(a, b):\n    return a + b\n"
 HALF = "def add(a, b):\n    return 4\n"
 
 
-def rows(programs: list[str], answer: str = TESTS) -> TensorDict:
-    text = {"response": programs, "answer": [answer] * len(programs)}
+def rows(programs: list[str], answer: str | list[str] = TESTS) -> TensorDict:
+    answers = [answer] * len(programs) if isinstance(answer, str) else answer
+    text = {"response": programs, "answer": answers}
     mask = torch.ones(len(programs), 1, dtype=torch.bool)
     return TensorDict({"loss_mask": mask, "text": text}, batch_size=[len(programs)])
 
@@ -127,6 +129,13 @@ def test_tests_that_cannot_be_evaluated_are_a_failure_with_the_reason(answer: st
     reward = titanrl.build("reward", {"name": "code_tests", "isolation": "process", "failure_score": -0.5})
     assert reward(rows([RIGHT], answer)).tolist() == [-0.5]
     assert reason in reward.scores(rows([RIGHT], answer))[0]
+
+
+def test_objects_of_a_program_cannot_pass_statements() -> None:
+    reward = titanrl.build("reward", {"name": "code_tests", "isolation": "process", "timeout_seconds": 5.0})
+    programs = [program for program, _ in LIARS.values()]
+    batch = rows(programs, [json.dumps({"tests": tests}) for _, tests in LIARS.values()])
+    assert dict(zip(LIARS, reward.scores(batch), strict=True)) == dict.fromkeys(LIARS, 0.0)
 
 
 def test_a_program_cannot_turn_a_failed_test_into_a_failure_of_the_row() -> None:
