@@ -307,7 +307,7 @@ def test_status_and_output_are_returned() -> None:
 
 @strict
 @pytest.mark.slow
-def test_grading_reaches_twenty_programs_per_second_and_core(capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput_is_printed_and_above_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
     program = "def solve(n): return n * n"
     grade(program, TESTS, settings())
     began, wall = _cpu_seconds(), time.monotonic()
