@@ -102,7 +102,9 @@ def kill_once(
     everyone = [process.pid, *descendants(process.pid)]
     # Only rank processes are stopped: the command itself is not watched.
     targets = everyone[1:] if number == signal.SIGSTOP and len(everyone) > 2 else everyone
-    number = signal.SIGKILL if number == signal.SIGSTOP and len(everyone) <= 2 else number
+    # A rank that has given no sign of life yet is waited for over ten minutes.
+    if number == signal.SIGSTOP and (len(everyone) <= 2 or not steps(run)):
+        number = signal.SIGKILL
     target = source.choice(targets)
     at, began = steps(run), time.monotonic()
     os.kill(target, number)
