@@ -71,12 +71,15 @@ def train(experiment: Experiment, *, resume: bool = False, accept: Sequence[str]
     return train_checked(experiment, resume=resume, accept=accept)
 
 
-def evaluate(experiment: Experiment, run: str | Path | None = None) -> EvalResult:
+def evaluate(
+    experiment: Experiment, run: str | Path | None = None, step: str | int | None = None
+) -> EvalResult:
     """Returns the held-out scores of a model with their 95% intervals.
 
     Args:
         experiment: with [evaluation.prompts], [sampler] and [[reward]]; [model] path is the model.
-        run: run folder whose newest checkpoint replaces the weights of the model.
+        run: run folder whose checkpoint replaces the weights of the model.
+        step: of the checkpoint, or "best" by [checkpoint] keep_best; None: the newest whole one.
 
     Raises:
         ConfigError: the experiment cannot run on this machine, has no held-out prompts, or the run has no
@@ -87,7 +90,7 @@ def evaluate(experiment: Experiment, run: str | Path | None = None) -> EvalResul
     from titanrl.eval.evaluate import evaluate_model
 
     _check(experiment)
-    return evaluate_model(experiment, None if run is None else Path(run))
+    return evaluate_model(experiment, None if run is None else Path(run), step)
 
 
 def _check(experiment: Experiment) -> None:

@@ -75,7 +75,9 @@ def steps(run: Path) -> int:
 
 
 def checkpoint(run: Path) -> int:
-    return max((int(each.parent.name[5:]) for each in run.glob("checkpoints/step-*/.metadata")), default=0)
+    return max(
+        (int(each.parent.name[5:]) for each in run.glob("checkpoints/step-*/manifest.json")), default=0
+    )
 
 
 def alive(pid: int) -> bool:

@@ -174,7 +174,7 @@ def test_resume_without_a_checkpoint_leaves_the_history(case, run, resume):
     if case == "removed":
         shutil.rmtree(run / "checkpoints")
     elif case == "incomplete":
-        for path in run.glob("checkpoints/*/.metadata"):
+        for path in run.glob("checkpoints/*/manifest.json"):
             path.unlink()
     before = contents(run)
     with pytest.raises(ConfigError, match=r"found no complete checkpoint|needs checkpoints, got"):

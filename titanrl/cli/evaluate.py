@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from titanrl.cli.ranks import NPROC, become_ranks, stoppable, supervised, world_size
-from titanrl.cli.target import MODEL, TARGET, Target, resolve_target
+from titanrl.cli.target import MODEL, STEP, TARGET, Target, resolve_target
 from titanrl.cli.train import SET
 from titanrl.preflight.verify import load_checked
 from titanrl.report.folder import write_atomic
@@ -42,15 +42,20 @@ def evaluate(
         Path | None,
         typer.Option("--output", help="JSON file that the scores are written to.", show_default=False),
     ] = None,
+    step: STEP = None,
     overrides: SET = None,
     nproc: NPROC = 1,
 ) -> None:
-    """Score a model on [evaluation.prompts] without training; of a run, the newest checkpoint."""
+    """Score a model on [evaluation.prompts] without training; of a run, the newest checkpoint.
+
+    Of a run given as --baseline, the newest checkpoint is evaluated.
+    """
     ranks = world_size(nproc)
-    models = [model] if baseline is None else [model, baseline]
-    targets = [resolve_target(target, each, overrides) for each in models]
+    targets = [resolve_target(target, model, overrides, step)]
+    if baseline is not None:
+        targets.append(resolve_target(target, baseline, overrides))
     experiments = [load_checked(each.file, each.overrides, ranks) for each in targets]
-    given = {"model": model, "baseline": baseline, "output": output}
+    given = {"model": model, "baseline": baseline, "output": output, "step": step}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     become_ranks(nproc, ["evaluate", str(target), *options, *(f"--set={each}" for each in overrides or [])])
     is_main = os.environ.get("RANK", "0") == "0"
@@ -60,7 +65,7 @@ def evaluate(
 
         for experiment, each in zip(experiments, targets, strict=True):
             try:
-                results.append(evaluate_model(experiment, each.run))
+                results.append(evaluate_model(experiment, each.run, each.step))
             except StopRequested as stopped:
                 raise StopRequested(_partial(results, targets)) from stopped
             if is_main:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from titanrl.cli.target import STEP
+
 __all__ = ["export", "models"]
+
+
+class Dtype(StrEnum):
+    """Precisions of weights in a model folder."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
 
 models = typer.Typer(help="Create Hugging Face model folders.", no_args_is_help=True)
 
@@ -46,8 +58,21 @@ def export(
     critic: Annotated[
         bool, typer.Option("--critic", help="Export the critic instead of the policy.")
     ] = False,
+    step: STEP = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            "--dtype",
+            help="Precision of the written weights. Default: that of the model which the run started from; "
+            "float32 keeps the master weights.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Write a run's newest weights as a Hugging Face folder that transformers loads."""
+    """Write a run's weights as a Hugging Face folder that transformers loads."""
     from titanrl.engine.export import export_run
+    from titanrl.models.stored import source_dtype
 
-    typer.echo(f"wrote {export_run(run, output, critic=critic)}")
+    chosen = None if dtype is None else dtype.value
+    folder = export_run(run, output, critic=critic, step=step, dtype=chosen)
+    typer.echo(f"wrote {folder} in {source_dtype(folder)}")

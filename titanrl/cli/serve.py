@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from titanrl.cli.target import MODEL, TARGET, resolve_target
+from titanrl.cli.target import MODEL, STEP, TARGET, resolve_target
 from titanrl.cli.train import SET
 from titanrl.config import load
 from titanrl.config.engine_tables import Parallelism
@@ -47,10 +47,11 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free port, which is printed.")
     ] = 8000,
+    step: STEP = None,
     overrides: SET = None,
 ) -> None:
     """Serve a model or a run's newest checkpoint over OpenAI-compatible HTTP, with best-of-N sampling."""
-    resolved = resolve_target(target, model, overrides)
+    resolved = resolve_target(target, model, overrides, step)
     # A single process serves, whatever mesh the model was trained on.
     experiment = replace(load(resolved.file, resolved.overrides), parallelism=Parallelism())
     problems = [each for each in preflight(experiment, 1) if each.where.partition(".")[0] in CHECKED_TABLES]
@@ -59,5 +60,12 @@ def serve(
     from titanrl.serve.model import serve_model
 
     serve_model(
-        experiment, resolved.run, best_of=best_of, reward=reward, host=host, port=port, say=typer.echo
+        experiment,
+        resolved.run,
+        step=resolved.step,
+        best_of=best_of,
+        reward=reward,
+        host=host,
+        port=port,
+        say=typer.echo,
     )

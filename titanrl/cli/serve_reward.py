@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from titanrl.cli.target import STEP
+
 __all__ = ["serve_reward"]
 
 
@@ -30,6 +32,7 @@ def serve_reward(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8100,
+    step: STEP = None,
     dtype: Annotated[Dtype, typer.Option(help="Precision of weights and computation.")] = Dtype.float32,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens scored at a time.")] = 8192,
 ) -> None:
@@ -41,6 +44,6 @@ def serve_reward(
     with TemporaryDirectory() as temporary:
         folder = source
         if RunFolder(source).config.is_file():
-            folder = export_run(source, Path(temporary) / "model")
+            folder = export_run(source, Path(temporary) / "model", step=step, dtype=dtype.value)
         typer.echo(f"serving {source} at http://{host}:{port}")
         serve(str(folder), host=host, port=port, dtype=dtype.value, batch_tokens=batch_tokens)

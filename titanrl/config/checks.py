@@ -18,7 +18,7 @@ from titanrl.registry import declared, name_of
 from titanrl.registry.loops import loop_names
 
 if TYPE_CHECKING:
-    from titanrl.config.engine_tables import Parallelism, Training
+    from titanrl.config.engine_tables import Checkpoint, Parallelism, Training
     from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Teacher
     from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
 
@@ -242,9 +242,17 @@ def _full_distribution(sampler: Any) -> list[Problem]:
     ]
 
 
+def _best_checkpoint_is_measured(checkpoint: Checkpoint, evaluation: Evaluation | None) -> list[Problem]:
+    if checkpoint.keep_best is None or evaluation is not None:
+        return []
+    text = "is a metric of the validation, and [evaluation] is missing; add it, or remove the key."
+    return [Problem("checkpoint", text, "keep_best")]
+
+
 CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *DATA_CHECKS,
     *ROLE_CHECKS,
+    _best_checkpoint_is_measured,
     rft_problems,
     profile_problems,
     _loop_kind,

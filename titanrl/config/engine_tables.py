@@ -135,6 +135,11 @@ class Checkpoint:
     """Training steps between two checkpoints; the last step is always saved."""
     keep_latest_k: int = 10
     """Number of checkpoints to keep, 0 (all) or >= 2."""
+    keep_best: str | None = None
+    """Validation metric, e.g. "eval/score", by which the best checkpoint is chosen: it is written when the
+    value is measured, kept beside the newest ones, and recorded in checkpoints/best.json. Default: none."""
+    keep_best_mode: Literal["max", "min"] = "max"
+    """Whether larger values of keep_best are better, or smaller ones, as of "eval/loss"."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
     """Whether checkpoints are written while training continues; the copy in pinned memory needs a GPU."""
 
@@ -144,6 +149,12 @@ class Checkpoint:
                 f"keep_latest_k must be 0 (all) or >= 2, got {self.keep_latest_k}; "
                 "the newest may be in the middle of being written."
             )
+        if self.keep_best is not None and not self.keep_best.startswith("eval/"):
+            raise ValueError(
+                f"keep_best must name a metric of the validation, eval/..., got {self.keep_best!r}."
+            )
+        if self.keep_best is not None and not self.enable:
+            raise ValueError("keep_best needs enable = true; remove it, or enable checkpoints.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

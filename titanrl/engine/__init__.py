@@ -9,16 +9,18 @@
 - ``scoring_model``: a model with its forward pass; ``lazy_reference``: shares the policy's weights at first.
 - ``learner``: a scoring model with its ``optimizer``s and schedule; ``update``: one optimizer step.
 - ``weights``: loading, gathering, streaming, exporting, tying across pipeline stages.
-- ``checkpoint``: saves and restores a run; ``restore``: weights of a checkpoint; ``export``: writes a folder.
+- ``checkpoint``: saves and restores a run; ``manifest``: hashes of its files; ``best``: the best one.
+- ``checkpoint_reader``: reads without running code; ``rank_state``: state per rank, on any mesh.
+- ``restore``: chooses a whole checkpoint and loads its weights; ``export``: writes a folder.
 - ``collectives``: the global batch and objects between ranks; ``reduce``: sums of metrics.
 - ``host_memory``: how glibc handles freed memory.
 """
 
 from __future__ import annotations
 
-from titanrl.engine.checkpoint import has_checkpoint
 from titanrl.engine.engine import Engine
 from titanrl.engine.mesh import init_distributed, set_threads
+from titanrl.engine.restore import has_checkpoint
 from titanrl.engine.settings import EngineConfig
 
 __all__ = ["Engine", "EngineConfig", "has_checkpoint", "init_distributed", "set_threads"]

@@ -76,7 +76,9 @@ class Engine:
         """Models that only score, by role: the reference, the teacher."""
         self._checkpoints = None
         if checkpoints is not None:
-            self._checkpoints = Checkpoints(config.checkpoint, checkpoints, self.policy, self.critic, state)
+            self._checkpoints = Checkpoints(
+                config.checkpoint, checkpoints, self.policy, self.critic, state, self._mesh.degrees
+            )
 
     def _learner(
         self, scoring_model: ScoringModel, optimizer: Optimizer, lr_scheduler: LRScheduler, steps: int
@@ -237,22 +239,37 @@ class Engine:
         """Writes the policy as a Hugging Face folder: see weights.hf_folder.export."""
         hf_folder.export(self.policy.scoring_model.model, self._mesh.pp_group, folder, dtype=dtype)
 
-    def save(self, step: int, *, last: bool = False) -> bool:
-        """Writes a checkpoint if one is due after ``step`` finished steps, always if ``last``.
+    def save(self, step: int, *, last: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
+        """Writes a checkpoint if one is due: see Checkpoints.
+
+        Args:
+            step: number of finished steps.
+            last: whether to write one in any case.
+            metrics: of the step, of which [checkpoint] keep_best may name one.
 
         Returns:
             Whether a checkpoint was written.
         """
-        return self._checkpoints is not None and self._checkpoints.save(step, last=last)
+        return self._checkpoints is not None and self._checkpoints.save(step, last=last, metrics=metrics)
 
-    def load(self, step: int = -1) -> bool:
+    def require_metric(self, metrics: Mapping[str, float]) -> None:
+        """Refuses a validation that does not measure [checkpoint] keep_best; not a collective."""
+        if self._checkpoints is not None:
+            self._checkpoints.require_metric(metrics)
+
+    def load(self, step: int | str | None = None) -> bool:
         """Restores models, optimizers, schedules and state; the optimizers keep the options of their tables.
 
+        The checkpoint may be of another mesh.
+
         Args:
-            step: of the checkpoint; -1: the newest complete one.
+            step: of the checkpoint, or "best"; None: the newest whole one.
 
         Returns:
-            Whether there was such a checkpoint.
+            Whether there was a complete checkpoint.
+
+        Raises:
+            ConfigError: the checkpoint is damaged or of another model.
         """
         is_loaded = self._checkpoints is not None and self._checkpoints.load(step)
         self.policy.is_updated |= is_loaded

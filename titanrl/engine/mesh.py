@@ -42,6 +42,18 @@ class Mesh:
     """Group in which rows are gathered and metrics summed; None where dp_degree is 1."""
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """The number of processes, and the parallelism degrees by their keys in [parallelism]."""
+        return {
+            "processes": self.world_size,
+            "data_parallel_replicate_degree": int(self.dims.dp_replicate),
+            "data_parallel_shard_degree": int(self.dims.dp_shard),
+            "tensor_parallel_degree": int(self.dims.tp),
+            "pipeline_parallel_degree": int(self.dims.pp),
+            "expert_parallel_degree": int(self.dims.ep),
+        }
+
+    @property
     def single_dp_rank(self) -> bool:
         """Whether there is no data parallelism, so that FSDP shards and replicates nothing."""
         return int(self.dims.dp_replicate * self.dims.dp_shard) == 1

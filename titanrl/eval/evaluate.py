@@ -84,12 +84,15 @@ class EvalResult(NamedTuple):
         return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **estimates}
 
 
-def evaluate_model(experiment: Experiment, run: Path | None = None) -> EvalResult:
+def evaluate_model(
+    experiment: Experiment, run: Path | None = None, step: str | int | None = None
+) -> EvalResult:
     """Returns the held-out scores of a model without training it, the same on every rank.
 
     Args:
         experiment: a checked experiment with [evaluation.prompts].
-        run: folder of the run whose newest checkpoint is evaluated; None: the weights of [model] path.
+        run: folder of the run whose checkpoint is evaluated; None: the weights of [model] path.
+        step: of the checkpoint, or "best"; None: the newest whole one.
 
     Raises:
         ConfigError: there are no held-out prompts, or no complete checkpoint.
@@ -103,7 +106,7 @@ def evaluate_model(experiment: Experiment, run: Path | None = None) -> EvalResul
         )
     init_distributed()
     with abandonable():
-        generator = load_generator(experiment, run)
+        generator = load_generator(experiment, run, step)
     status.update(stage="evaluation")
     with closing(generator):
         prompts = held_out_prompts(experiment, generator.tokenizer)

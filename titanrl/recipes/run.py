@@ -153,7 +153,8 @@ def _train(experiment: Experiment, folder: Path, is_main: bool) -> None:
         collectives.broadcast_object(None)
         train(experiment, resume=is_resumable)
         gc.collect()
-        export_run(run.path, model)
+        # The next stage starts from the master weights, without rounding.
+        export_run(run.path, model, dtype="float32")
     collectives.broadcast_object(None)  # Waits until rank 0 has renamed the exported folder.
 
 

@@ -97,7 +97,7 @@ class RunFolder:
     @property
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint was completed; its files are not read."""
-        return any(self.checkpoints.glob("step-*/.metadata"))
+        return any(self.checkpoints.glob("step-*/manifest.json"))
 
     @property
     def has_records(self) -> bool:

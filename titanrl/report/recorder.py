@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -152,9 +154,28 @@ class Recorder:
             lines.append(f"validation   start {validations[0]}")
             lines.append(f"             end   {validations[-1]}")
         lines.append(f"curves       {self.folder.curves}")
+        if size := _file_bytes(self.folder.checkpoints):
+            lines.append(f"checkpoints  {self.folder.checkpoints} ({_describe_bytes(size)})")
         if self._settings.tensorboard:
             lines.append(f"TensorBoard  tensorboard --logdir {self.folder.path}")
         self._view.message("\n".join(lines))
+
+
+def _file_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; a file that is deleted meanwhile counts as 0."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
+
+
+def _describe_bytes(size: int) -> str:
+    """Return a number of bytes in decimal units, as disks are sold and `du --si` prints."""
+    for unit, number in (("GB", 1e9), ("MB", 1e6)):
+        if size >= number:
+            return f"{size / number:.1f} {unit} on disk"
+    return f"{size / 1e3:.1f} kB on disk"
 
 
 VALIDATION_METRICS = ("accuracy", "calibration_error", "length_correlation")

@@ -76,15 +76,18 @@ class Generator:
         self.engine.close()
 
 
-def load_generator(tables: GeneratorTables, run: Path | None = None) -> Generator:
+def load_generator(
+    tables: GeneratorTables, run: Path | None = None, step: str | int | None = None
+) -> Generator:
     """Return the policy of an experiment with its sampler, without reference, teacher and critic.
 
     Args:
         tables: a checked experiment with a [sampler], or the tables of one.
-        run: folder of a run, whose newest checkpoint is loaded; None: the weights of [model] path.
+        run: folder of a run, whose checkpoint is loaded; None: the weights of [model] path.
+        step: of the checkpoint, or "best"; None: the newest whole one.
 
     Raises:
-        ConfigError: the run has no complete checkpoint.
+        ConfigError: the run has no whole checkpoint, or not the chosen one.
     """
     from titanrl.engine import Engine, EngineConfig, set_threads
     from titanrl.engine.export import checkpoint_of
@@ -106,7 +109,7 @@ def load_generator(tables: GeneratorTables, run: Path | None = None) -> Generato
     )
     engine = Engine(config)
     if run is not None:
-        load_weights(engine.modules, checkpoint_of(run))
+        load_weights(engine.modules, checkpoint_of(run, step))
     sampler = start_sampler(
         settings, engine, tokenizer, training=tables.training, model_path=model.path, seed=seed
     )

@@ -138,6 +138,7 @@ def serve_model(
     experiment: Experiment,
     run: Path | None,
     *,
+    step: str | int | None = None,
     best_of: int | None,
     reward: str | None,
     host: str,
@@ -148,7 +149,8 @@ def serve_model(
 
     Args:
         experiment: a checked experiment.
-        run: run folder whose newest checkpoint has the weights; None: [model] path has them.
+        run: run folder whose checkpoint has the weights; None: [model] path has them.
+        step: of the checkpoint, or "best"; None: the newest whole one.
         best_of: as for ``describe_server``.
         reward: label of the reward that ranks; None: [evaluation] best_of_reward, or the weighted sum.
         host: as for ``http.bind_socket``.
@@ -166,7 +168,7 @@ def serve_model(
     info = describe_server(experiment, str(run or experiment.model.path), best_of, reward)
     bound = http.bind_socket(host, port)
     init_distributed()
-    with closing(load_generator(experiment, run)) as generator:
+    with closing(load_generator(experiment, run, step)) as generator:
         batcher = http.Batcher(BestOf(generator, reward))
         bound.listen()  # From now on clients wait instead of being refused.
         say(f"serving {info.name} at {http.address(bound)}")

@@ -18,7 +18,8 @@ from titanrl.config.dump import to_table
 from titanrl.config.load import load
 from titanrl.data.fingerprint import Rows, compare, fingerprint
 from titanrl.engine import collectives
-from titanrl.engine.restore import newest_checkpoint
+from titanrl.engine.checkpoint_reader import UnfitCheckpoint
+from titanrl.engine.restore import newest_whole
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.report.folder import RunFolder
 from titanrl.runtime.stop import StopRequested
@@ -126,9 +127,9 @@ class OpenedRun:
         """Turn errors of a checkpoint that does not fit the accepted changes into sentences."""
         try:
             yield
-        except (ConfigError, TrainingError):
-            raise
         except (Exception, CheckpointException) as error:
+            if isinstance(error, ConfigError | TrainingError) and not isinstance(error, UnfitCheckpoint):
+                raise
             keys = ", ".join(each.key for each in self.changes if each.effect != "none")
             if not keys:
                 raise
@@ -257,7 +258,7 @@ def _resumable_step(folder: RunFolder, experiment: Experiment) -> int:
             "--resume needs checkpoints, got [checkpoint] enable = false; remove it to continue from the "
             f"checkpoints of '{folder.path}', or start a new run without --resume."
         )
-    checkpoint = newest_checkpoint(folder.checkpoints)
+    checkpoint = newest_whole(folder.checkpoints)
     if checkpoint is None:
         raise ConfigError(
             f"--resume found no complete checkpoint in '{folder.checkpoints}'; nothing was changed. Start a "

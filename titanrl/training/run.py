@@ -122,7 +122,9 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
         with recorder:
             loop.sync(session, done)
             if done == 0 and _is_validation_due(session):
-                recorder.validation(loop.validate(session))
+                metrics = loop.validate(session)
+                session.engine.require_metric(metrics)
+                recorder.validation(metrics)
                 recorder.failures(session.reasons)
             timer = StageTimer()
             for step in range(done, steps):
@@ -145,7 +147,7 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
                 recorder.step(step + 1, metrics, timer.seconds, samples)
                 timer = StageTimer()  # The times of the next step begin with this checkpoint.
                 with timer("checkpoint"):
-                    session.save(last=bool(stopped_by))
+                    session.save(metrics, last=bool(stopped_by))
                 if stopped_by:
                     break
                 if step + 1 < steps and is_stopped():

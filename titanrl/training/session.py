@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic
 
@@ -164,10 +164,15 @@ class Session(Generic[Loader]):
                 self.reasons = each | self.reasons
         return counts
 
-    def save(self, *, last: bool = False) -> bool:
-        """Writes a checkpoint if one is due, and always after the last step; returns whether it did."""
+    def save(self, metrics: Mapping[str, float] | None = None, *, last: bool = False) -> bool:
+        """Writes a checkpoint if one is due, and always after the last step; returns whether it did.
+
+        Args:
+            metrics: of the step; a validation may make its checkpoint the best one.
+            last: whether to write one in any case.
+        """
         step = self.state.step
-        is_saved = self.engine.save(step, last=last or step == self.loop.steps)
+        is_saved = self.engine.save(step, last=last or step == self.loop.steps, metrics=metrics)
         if is_saved:
             status.update(checkpoint=step)
         return is_saved

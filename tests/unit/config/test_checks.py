@@ -274,6 +274,18 @@ ACTOR_CRITIC = ("algorithm.advantage={name='gae'}", "critic={}")
             ["evaluation={prompts={name='lab_source', dataset='x'}, samples_per_prompt=4}"],
             "[evaluation] samples_per_prompt must be 1 at temperature 0, got 4",
         ),
+        (
+            ["checkpoint.keep_best='loss/total'"],
+            "keep_best must name a metric of the validation, eval/..., got",
+        ),
+        (
+            ["checkpoint={keep_best='eval/score', enable=false}"],
+            "keep_best needs enable = true; remove it, or enable checkpoints",
+        ),
+        (
+            ["checkpoint.keep_best='eval/score'"],
+            "[checkpoint] keep_best is a metric of the validation, and [evaluation] is missing; add it",
+        ),
         (["checkpoint.keep_latest_k=1"], "[checkpoint] keep_latest_k must be 0 (all) or >= 2, got 1"),
         (
             ["parallelism.data_parallel_shard_degree=0"],

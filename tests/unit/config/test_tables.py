@@ -62,6 +62,8 @@ DIFFERENCES = {
     ): "those that are tested; the V-shaped end on the first rank",
     ("Parallelism", "spmd_backend"): "the one of three that works on torch 2.13",
     ("Checkpoint", "enable"): "on: a run that cannot resume is the exception",
+    ("Checkpoint", "keep_best"): "ours; TorchTitan does not validate",
+    ("Checkpoint", "keep_best_mode"): "as keep_best",
     ("Compile", "components"): "a tuple of the two that exist, as tables are immutable",
     ("ActivationCheckpoint", "mode"): "which of TorchTitan's classes; it has one class each",
 }

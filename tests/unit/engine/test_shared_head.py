@@ -18,7 +18,7 @@ from titanrl.algorithm.objective import Objective
 from titanrl.config import load
 from titanrl.config.engine_tables import Checkpoint, Compile
 from titanrl.engine import Engine
-from titanrl.engine.restore import load_weights, newest_checkpoint
+from titanrl.engine.restore import choose_checkpoint, load_weights
 from titanrl.engine.settings import CriticModel
 from titanrl.models import tiny
 from titanrl.preflight.memory import estimate_rank_memory
@@ -120,7 +120,7 @@ def test_value_head_of_a_shared_critic_is_only_in_checkpoints(
     with engine.inference() as (decoder,), plain.inference() as (other,):
         tokens = batch["input_ids"][:1]
         assert decoder(tokens, attention_masks=None).shape == other(tokens, attention_masks=None).shape
-    checkpoint = newest_checkpoint(tmp_path / "checkpoints")
+    checkpoint = choose_checkpoint(tmp_path / "checkpoints")
     assert checkpoint is not None
     load_weights(plain.modules, checkpoint)
     assert all(torch.equal(value, streamed[name]) for name, value in plain.weights())
