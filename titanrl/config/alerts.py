@@ -1,4 +1,4 @@
-"""The [alerts] table: limits beyond which an online run reports an alert."""
+"""The [alerts] table: limits beyond which a run reports an alert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["Alerts"]
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alerts:
-    """Limits on metrics averaged over the last ``window`` steps; each alert is named after its key."""
+    """Limits on metrics averaged over the last ``window`` steps, and numbers of consecutive steps; each alert
+    is named after its key."""
 
     renamed: ClassVar[dict[str, str]] = {
         "logprob_gap": "logprob_diff",
@@ -24,7 +25,18 @@ class Alerts:
     }
 
     window: Annotated[int, Range("[1, inf)")] = 5
-    """Number of last steps over which a metric is averaged; no alert is raised before that many steps."""
+    """Number of last steps over which a metric is averaged; such alerts are not raised before that many
+    steps."""
+    skipped_steps: Annotated[int, Range("[0, inf)")] = 5
+    """No learning: this many consecutive steps were skipped entirely because the gradient was not finite.
+    This alert always stops the run, without a checkpoint; 0: off."""
+    zero_gradient: Annotated[int, Range("[0, inf)")] = 5
+    """No learning: this many consecutive steps were skipped because the gradient was exactly zero; 0: off."""
+    nonfinite_loss: Annotated[int, Range("[0, inf)")] = 1
+    """The loss, or the held-out loss, was not finite in this many consecutive steps that measured it; 0:
+    off."""
+    failed_rewards: Annotated[float, Range("(0, inf]")] = 0.5
+    """Broken reward: ``reward/failed_fraction`` above this fraction of rows; inf: off."""
     kl: Annotated[float, Range("(0, inf]")] = 5.0
     """KL blow-up: ``kl/value`` above this, nats; inf: off."""
     entropy: Annotated[float, Range("[0, inf)")] = 0.02
@@ -44,6 +56,9 @@ class Alerts:
     the best ``eval/score``, which no later evaluation has exceeded; inf: off."""
     stop: tuple[
         Literal[
+            "zero_gradient",
+            "nonfinite_loss",
+            "failed_rewards",
             "kl",
             "entropy",
             "length_growth",

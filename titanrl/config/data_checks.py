@@ -50,7 +50,10 @@ def _keys_of_sampling(
 ) -> list[Problem]:
     if data is None:
         return []
-    unused = [("loop", cast(Any, loop), key) for key in ("samples_per_prompt", "dynamic_sampling")]
+    unused = [
+        ("loop", cast(Any, loop), key)
+        for key in ("samples_per_prompt", "dynamic_sampling", "max_logprob_diff")
+    ]
     if evaluation is not None and evaluation.prompts is None:
         keys = ("samples_per_prompt", "temperature", "reward", "best_of_reward")
         unused += [("evaluation", evaluation, key) for key in keys]
@@ -63,6 +66,17 @@ def _keys_of_sampling(
     ]
 
 
+ONLINE_ALERTS = (
+    "entropy",
+    "failed_rewards",
+    "length_growth",
+    "logprob_diff",
+    "reward_hacking",
+    "zero_std_groups",
+)
+"""Alerts that only runs with sampled responses raise."""
+
+
 def _alerts(data: DataSettings | None, alerts: Alerts, algorithm: Algorithm) -> list[Problem]:
     if data is None:
         if algorithm.compares_groups or "zero_std_groups" not in alerts.stop:
@@ -72,9 +86,21 @@ def _alerts(data: DataSettings | None, alerts: Alerts, algorithm: Algorithm) -> 
             f"must not name 'zero_std_groups', which {got} never raises: it compares no groups; leave it out."
         )
         return [Problem("alerts", text, "stop")]
-    if alerts == type(alerts)():
-        return []
-    return [Problem("alerts", "must be absent with [data]: alerts are about sampled responses; remove it.")]
+    defaults, problems = type(alerts)(), []
+    for key in ONLINE_ALERTS:
+        if (value := getattr(alerts, key)) != getattr(defaults, key):
+            text = f"is not used with [data], got {value!r}: it is about sampled responses; leave it out."
+            problems.append(Problem("alerts", text, key))
+    problems += [
+        Problem(
+            "alerts",
+            f"must not name {key!r} with [data]: it is about sampled responses; leave it out.",
+            "stop",
+        )
+        for key in alerts.stop
+        if key in ONLINE_ALERTS
+    ]
+    return problems
 
 
 def _held_out(

@@ -218,6 +218,10 @@ class Loop:
     max_resample_attempts: Annotated[int, Range("[0, inf)")] = 8
     """How often a step samples further prompts because too few groups pass the filters. A step without any
     group then fails; one with fewer groups than dynamic_sampling asks for trains on those."""
+    max_logprob_diff: Annotated[float | None, Range("(0, inf)")] = None
+    """Largest difference between trainer and sampler log-probs of any token that the present weights sampled,
+    nats: a step with a larger one ends the run and names the token. Costs a forward pass. Default: not
+    tested. [prompts] only."""
     skip_zero_advantage: bool = False
     """Whether the update skips rows with advantage 0: the same gradient for less work, if no KL or entropy
     term needs these rows. Metrics of the update then cover the other rows only."""

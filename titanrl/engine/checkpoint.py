@@ -106,7 +106,14 @@ class Checkpoints:
         self._finishing: Future[None] | None = None
         self._best = self._recorded_best() if table.enable and table.keep_best else None
 
-    def save(self, step: int, *, last: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
+    def save(
+        self,
+        step: int,
+        *,
+        last: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Writes a checkpoint if one is due after ``step`` finished steps; a collective.
 
         One is also due if ``metrics`` holds a new best value of [checkpoint] keep_best.
@@ -115,6 +122,7 @@ class Checkpoints:
             step: number of finished steps.
             last: whether to write one in any case.
             metrics: of the step; rank 0's count.
+            before: called before a checkpoint is written; it may refuse by raising.
 
         Returns:
             Whether a checkpoint was written, or is being written in the background.
@@ -128,6 +136,7 @@ class Checkpoints:
         record = self._new_best(step, metrics or {})
         if not (last or step % self._table.interval == 0 or record is not None):
             return False
+        before()
         self._wait()
         if dist.get_rank() == 0:
             # A repeated step must not mix its files with those of before, or of another number of ranks.

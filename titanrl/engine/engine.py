@@ -17,6 +17,7 @@ from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.engine.build import build_model
 from titanrl.engine.checkpoint import Checkpoints
+from titanrl.engine.collectives import gather_objects
 from titanrl.engine.heads.token import compiled_kernels
 from titanrl.engine.lazy_reference import LazyReference
 from titanrl.engine.learner import Learner
@@ -203,6 +204,13 @@ class Engine:
         """Returns the metrics' (sum, count) over all ranks without an update: see Updater."""
         return self.policy.measure(rows, objective, coefficients)
 
+    def nonfinite_weights(self) -> list[str]:
+        """Returns the names of trained weights that hold NaN or infinite values on any rank."""
+        names = self.policy.nonfinite_weights()
+        if self.critic is not None:
+            names += [f"critic.{name}" for name in self.critic.nonfinite_weights()]
+        return list(dict.fromkeys(gather_objects(names, None, self.world_size)))
+
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (Hugging Face name, full master weight), one tensor at a time, on every rank.
 
@@ -239,18 +247,28 @@ class Engine:
         """Writes the policy as a Hugging Face folder: see weights.hf_folder.export."""
         hf_folder.export(self.policy.scoring_model.model, self._mesh.pp_group, folder, dtype=dtype)
 
-    def save(self, step: int, *, last: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
+    def save(
+        self,
+        step: int,
+        *,
+        last: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Writes a checkpoint if one is due: see Checkpoints.
 
         Args:
             step: number of finished steps.
             last: whether to write one in any case.
             metrics: of the step, of which [checkpoint] keep_best may name one.
+            before: called before a checkpoint is written; it may refuse by raising.
 
         Returns:
             Whether a checkpoint was written.
         """
-        return self._checkpoints is not None and self._checkpoints.save(step, last=last, metrics=metrics)
+        return self._checkpoints is not None and self._checkpoints.save(
+            step, last=last, metrics=metrics, before=before
+        )
 
     def require_metric(self, metrics: Mapping[str, float]) -> None:
         """Refuses a validation that does not measure [checkpoint] keep_best; not a collective."""

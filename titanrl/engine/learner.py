@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict
+from torch.distributed.tensor import DTensor
 
 from titanrl.algorithm.metrics import Sums
 from titanrl.algorithm.objective import Objective
@@ -60,3 +61,15 @@ class Learner:
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
         """Returns the metrics without an update: see Updater."""
         return self._updater.measure(rows, objective, coefficients)
+
+    @torch.no_grad()
+    def nonfinite_weights(self) -> list[str]:
+        """Returns the names of this rank's weights that hold NaN or infinite values; no collective."""
+        names = []
+        for part in self.scoring_model.model.parts:
+            for name, weight in part.named_parameters():
+                local = weight.to_local() if isinstance(weight, DTensor) else weight
+                # Both ends of the range are NaN if any value is; needs no memory.
+                if local.numel() and not torch.stack(torch.aminmax(local)).isfinite().all():
+                    names.append(name)
+        return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import titanrl.models.accelerator  # noqa: F401  # isort: skip  # before torchtitan
@@ -47,7 +48,10 @@ class Schedule:
 
     def step(self) -> None:
         if self.schedulers.schedulers[0].last_epoch < self._total_steps:
-            self.schedulers.step()
+            with warnings.catch_warnings():
+                # Raised where the first optimizer step is skipped, which the run reports itself.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                self.schedulers.step()
 
     def restore_options(self) -> None:
         """Gives the optimizers the options that they were built with, which a checkpoint has replaced.

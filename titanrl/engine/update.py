@@ -61,7 +61,8 @@ class Updater:
         """Makes one optimizer step and returns the metrics' (sum, count) over all ranks.
 
         The gradient is that of the sum of ``objective`` over all rows of all ranks, however they are split.
-        A step whose gradient is zero or not finite is skipped and counted in update/skipped.
+        A step whose gradient is zero or not finite is skipped and counted in update/skipped; the latter also
+        in update/nonfinite_gradients.
 
         Args:
             rows: this rank's rows in complete groups, with loss_weight; may be empty.
@@ -71,7 +72,9 @@ class Updater:
         self._optimizers.zero_grad()
         if self._scoring_model.mesh.device.type == "cpu":
             self._malloc_trimmer.return_growth()
-        return self._sums(rows, objective, coefficients) | self._step()
+        sums = self._sums(rows, objective, coefficients)
+        is_finite = math.isfinite(sums["loss/total"][0])
+        return sums | {"loss/nonfinite": (float(not is_finite), 1.0)} | self._step()
 
     @torch.no_grad()
     def measure(self, rows: TensorDict, objective: Objective, coefficients: tuple[float, float]) -> Sums:
@@ -153,6 +156,7 @@ class Updater:
             "update/grad_norm": (value, 1.0) if is_finite else (0.0, 0.0),
             "update/lr": (rate, 1.0),
             "update/skipped": (float(not has_signal), 1.0),
+            "update/nonfinite_gradients": (float(not is_finite), 1.0),
         }
 
     def _objective(self, objective: Objective) -> Callable[..., Any]:

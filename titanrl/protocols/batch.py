@@ -91,6 +91,12 @@ KEYS: dict[BatchKey, Key] = {
 and ("token_rewards", name) each per-token reward, [N, L] float32."""
 
 
+LOGPROB_KEYS = ("sampler_logprob", "old_logprob", "ref_logprob", "teacher_logprob")
+"""Keys of log-probs of sampled tokens, which are never positive."""
+LOGPROB_TOLERANCE = 1e-2
+"""Largest value of a log-prob that passes as rounding, nats."""
+
+
 def register_key(
     name: str,
     shape: Shape,
@@ -182,6 +188,13 @@ def check(batch: TensorDict, after: Stage, keys: Iterable[BatchKey] = ()) -> Non
             raise SchemaError(f"{where} must be {spec.dtype}, got {value.dtype}.")
         if spec.zero_where_masked and bool(torch.where(mask, 0, value).any()):
             raise SchemaError(f"{where} must be 0 where loss_mask is false.")
+        if name in LOGPROB_KEYS and value.numel():
+            largest = torch.where(mask, value, 0).amax(1)
+            if (number := float(largest.max())) > LOGPROB_TOLERANCE:
+                raise SchemaError(
+                    f"{where} is {number:.4g} in row {int(largest.argmax())}, but a log-prob is never "
+                    "positive; the model or the sampler that computed it is at fault."
+                )
         if spec.finite:
             trained = torch.where(mask, value, 0) if value.ndim > 1 else value
             if not bool(torch.isfinite(trained).all()):

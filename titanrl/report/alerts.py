@@ -41,6 +41,10 @@ ABOVE = {
         "loss/clip_fraction",
         "most tokens are at the clip bounds; lower the learning rate or the optimizer steps per batch",
     ),
+    "failed_rewards": (
+        "reward/failed_fraction",
+        "a reward fails on many responses; see its first error on the console, and reward/<label>_failures",
+    ),
     "logprob_diff": (
         "sample/logprob_diff",
         "sampler and trainer log-probs differ; compare their precision, or add an [[algorithm.correction]]",
@@ -48,8 +52,33 @@ ABOVE = {
 }
 """Alert -> the metric that its limit bounds from above, and the meaning of the alert."""
 
+SKIPPED, ZERO_GRADIENT, NONFINITE = "skipped_steps", "zero_gradient", "nonfinite_loss"
+REMEDIES = {
+    SKIPPED: (
+        "no step was made in {count}, because the gradient was not finite: lower [optimizer] lr, and look "
+        "for the first step whose loss or log-probs are not finite in metrics.jsonl and samples.jsonl."
+    ),
+    ZERO_GRADIENT: (
+        "no step was made in {count}, because the gradient was exactly zero: look whether all rewards of a "
+        "group are equal, all rows are masked or clipped, or the loss does not depend on the model."
+    ),
+    NONFINITE: (
+        "the loss was not finite in {count}: check the loss, the rewards and labels that it reads, and lower "
+        "[optimizer] lr."
+    ),
+}
+"""Alert on consecutive steps -> its meaning and remedy."""
+ALWAYS_STOPS = frozenset({SKIPPED})
+"""Alerts that stop every run in which they are on: further steps could change nothing."""
+PER_MODEL = tuple(
+    f"{stage}/{quantity}" for stage in ("update", "critic") for quantity in ("skipped", "nonfinite_gradients")
+)
+LOSSES = ("loss/nonfinite", "critic/nonfinite", "eval/nonfinite")
+
 MONITORED = (
     *(metric for metric, _ in ABOVE.values()),
+    *PER_MODEL,
+    *LOSSES,
     "loss/entropy",
     "sample/response_tokens_mean",
     "reward/mean",
@@ -91,9 +120,41 @@ class AlertMonitor:
 
 def active_alerts(trace: Trace, limits: Alerts) -> list[Alert]:
     """Return every alert whose condition holds after the last step of ``trace``."""
-    alerts = [_above(trace, limits, name) for name in ABOVE]
+    alerts = [_consecutive(trace, limits, name) for name in REMEDIES]
+    alerts += [_above(trace, limits, name) for name in ABOVE]
     alerts += [_entropy(trace, limits), _length_growth(trace, limits), _reward_hacking(trace, limits)]
     return [alert for alert in alerts if alert is not None]
+
+
+def _consecutive(trace: Trace, limits: Alerts, name: str) -> Alert | None:
+    """Count the last steps of each model, or loss, in which the condition holds; take the most."""
+    if name == NONFINITE:
+        holds = [[value > 0 for _, value in trace[metric]] for metric in LOSSES]
+    else:
+        holds = [
+            [skipped == 1 and (bad > 0) == (name == SKIPPED) for skipped, bad in _aligned(trace, stage)]
+            for stage in ("update", "critic")
+        ]
+    count = max(_trailing(each) for each in holds)
+    limit = getattr(limits, name)
+    if not limit or count < limit:
+        return None
+    steps = f"{count} steps in a row" if count > 1 else "the last step"
+    return Alert(name, float(count), float(limit), REMEDIES[name].format(count=steps))
+
+
+def _aligned(trace: Trace, stage: str) -> list[tuple[float, float]]:
+    """Return (share of skipped optimizer steps, share with a gradient that is not finite) of each step.
+
+    Steps recorded before the second metric existed have none, and do not count.
+    """
+    skipped, nonfinite = (dict(trace[f"{stage}/{name}"]) for name in ("skipped", "nonfinite_gradients"))
+    return [(skipped[step], bad) for step, bad in nonfinite.items() if step in skipped]
+
+
+def _trailing(holds: Sequence[bool]) -> int:
+    """Return the number of true values at the end."""
+    return next((index for index, each in enumerate(reversed(holds)) if not each), len(holds))
 
 
 def _above(trace: Trace, limits: Alerts, name: str) -> Alert | None:

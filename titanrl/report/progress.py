@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -45,6 +45,7 @@ class StepView:
         live: whether a terminal gets a live view; otherwise it gets lines, too.
         console: where to show.
         log: called with each line of text, also where a live view shows a step instead.
+        constant: metrics that are 0 by construction in most steps of this run, and not shown then.
     """
 
     def __init__(
@@ -56,13 +57,16 @@ class StepView:
         live: bool = True,
         console: Console | None = None,
         log: Callable[[str], None] = lambda _: None,
+        constant: Collection[str] = (),
     ) -> None:
         self.console = console or Console()
         self._log = log
         self.is_live = enabled and live and self.console.is_terminal
         self.enabled, self.steps, self.done = enabled, steps, start
-        self._start, self._began = start, time.monotonic()
-        self._last: dict[str, float] = {}
+        self._start, self._constant = start, constant
+        self._first_end: float | None = None
+        self._metrics: dict[str, float] = {}
+        self._validation: dict[str, tuple[int, float]] = {}
         self._seconds: dict[str, float] = {}
         self._bar = _bar(self.console)
         self._task = self._bar.add_task("step", total=steps, completed=start, left="")
@@ -94,42 +98,81 @@ class StepView:
             seconds: stage -> seconds of this step.
         """
         self.done += 1
-        self._last.update(metrics)
+        if self._first_end is None:
+            self._first_end = time.monotonic()
+        self._metrics = dict(metrics)
+        self._validation |= {
+            key: (self.done, value) for key, value in metrics.items() if key.startswith("eval/")
+        }
         for stage, duration in seconds.items():
             self._seconds[stage] = self._seconds.get(stage, 0.0) + duration
         if not self.enabled:
             return
-        self._bar.update(self._task, completed=self.done, left=f"{clock(self.seconds_left())} left")
+        left = self.seconds_left()
+        left_text = [] if left is None else [f"{clock(left)} left"]
+        self._bar.update(self._task, completed=self.done, left="".join(left_text))
+        skipped = skipped_text(metrics)
         values = [f"{label} {value}" for label, value in self._values()]
-        total = sum(seconds.values())
-        text = "  ".join([*values, f"{total:.1f} s", f"{clock(self.seconds_left())} left"])
-        text = f"step {self.done}/{self.steps}  {text}"
+        parts = [*filter(None, [skipped]), *values, f"{sum(seconds.values()):.1f} s", *left_text]
+        text = f"step {self.done}/{self.steps}  {'  '.join(parts)}"
         self._log(text)
         if self.is_live:
+            if skipped:
+                self.message(f"step {self.done}/{self.steps}  {skipped}")
             self._live.update(self._view())
         else:
             self.console.print(text, soft_wrap=True, highlight=False)
 
-    def seconds_left(self) -> float:
-        """Return the estimated time of the remaining steps at the mean pace so far."""
-        finished = max(self.done - self._start, 1)
-        return (time.monotonic() - self._began) / finished * (self.steps - self.done)
+    def seconds_left(self) -> float | None:
+        """Return the estimated time of the remaining steps at the mean pace of the steps after the first.
+
+        The first step of a process also compiles and warms up, so it tells nothing about the others: None
+        after it, unless it was the last.
+        """
+        num_timed = self.done - self._start - 1
+        if self._first_end is None or (num_timed < 1 and self.done < self.steps):
+            return None
+        return (time.monotonic() - self._first_end) / max(num_timed, 1) * (self.steps - self.done)
 
     def _values(self) -> list[tuple[str, str]]:
+        """Return label and text of the values that the last step measured."""
         # The policy-gradient loss is about 0 by construction.
-        hidden = "loss/total" if "reward/mean" in self._last else ""
+        hidden = {"loss/total"} if "reward/mean" in self._metrics else set()
+        hidden |= {key for key in self._constant if not self._metrics.get(key)}
         return [
-            (label, form.format(self._last[key]))
+            (label, form.format(self._metrics[key]))
             for label, key, form in METRICS
-            if key in self._last and key != hidden
+            if key in self._metrics and key not in hidden
+        ]
+
+    def _earlier(self) -> list[tuple[str, str]]:
+        """Return label and text of the last validation's values, with its step, if an earlier step did it."""
+        return [
+            (label, f"{form.format(self._validation[key][1])} in step {self._validation[key][0]}")
+            for label, key, form in METRICS
+            if key in self._validation and key not in self._metrics
         ]
 
     def _view(self) -> Group:
         values = Table.grid(padding=(0, 3))
-        values.add_row(*(f"[dim]{label}[/] {value}" for label, value in self._values()))
+        skipped = [f"[bold yellow]{text}[/]"] if (text := skipped_text(self._metrics)) else []
+        labelled = [*self._values(), *self._earlier()]
+        values.add_row(*skipped, *(f"[dim]{label}[/] {value}" for label, value in labelled))
         total = sum(self._seconds.values()) or 1.0
         shares = "  ".join(f"[dim]{stage}[/] {each / total:.0%}" for stage, each in self._seconds.items())
         return Group(self._bar, values, shares)
+
+
+def skipped_text(metrics: Mapping[str, float]) -> str:
+    """Return how many optimizer steps were skipped, and why; "" if none: see docs/alerts.md."""
+    texts = []
+    for stage, model in (("update", ""), ("critic", "critic's ")):
+        share = metrics.get(f"{stage}/skipped", 0.0)
+        if share:
+            why = "not finite" if metrics.get(f"{stage}/nonfinite_gradients") else "zero"
+            steps = "step" if share == 1 else f"{share:.0%} of optimizer steps"
+            texts.append(f"{model}{steps} skipped: gradient {why}")
+    return ", ".join(texts)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
 
-from titanrl.report.alerts import AlertMonitor
+from titanrl.report.alerts import Alert, AlertMonitor
 from titanrl.report.curves import plot
 from titanrl.report.folder import RunFolder
 from titanrl.report.metrics import read_metrics
@@ -35,6 +35,7 @@ class Recorder:
         done: number of steps finished before this process started.
         enabled: whether this rank records.
         monitor: raises alerts; None: no alerts.
+        constant: metrics that the console leaves out while they are 0, because they are so by construction.
     """
 
     def __init__(
@@ -46,13 +47,21 @@ class Recorder:
         done: int,
         enabled: bool,
         monitor: AlertMonitor | None = None,
+        constant: Collection[str] = (),
     ) -> None:
         self.folder = folder
         # A resumed run rewrites the steps after its checkpoint; step 0 is never written twice.
         self._first = done + 1 if done else 0
         self._settings = settings
         self._enabled, self._monitor = enabled, monitor
-        self._view = StepView(steps, start=done, enabled=enabled, live=settings.progress, log=folder.log)
+        self._view = StepView(
+            steps,
+            start=done,
+            enabled=enabled,
+            live=settings.progress,
+            log=folder.log,
+            constant=constant,
+        )
         self._writers: list[Writer] = []
         self._reported: set[str] = set()
 
@@ -90,8 +99,8 @@ class Recorder:
             self.alerts(0, metrics)
             self._view.message(f"validation before training: {_validation_text(metrics)}")
 
-    def alerts(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Record the alerts of a step and return their names; empty if this rank does not record.
+    def alerts(self, step: int, metrics: Mapping[str, float]) -> list[Alert]:
+        """Record the alerts of a step and return them; empty if this rank does not record.
 
         Args:
             step: number of finished steps.
@@ -104,7 +113,7 @@ class Recorder:
             for writer in self._writers:
                 writer.alert(step, alert)
             self._view.message(f"[bold yellow]alert {alert.name}[/] in step {step}: {escape(alert.message)}")
-        return [alert.name for alert in raised]
+        return raised
 
     def failures(self, reasons: Mapping[str, str]) -> None:
         """Report the first failure of each reward, once.

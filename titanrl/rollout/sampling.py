@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from titanrl.engine import collectives
 from titanrl.engine.bins import balance
+from titanrl.errors import TrainingError
 from titanrl.protocols import temperature_at
 from titanrl.runtime.stop import abandonable
 
@@ -62,6 +63,9 @@ def generate(
         seed: the run's seed.
         temperature: divides the logits; None: that of ``step`` in the sampler's settings.
         greedy: take the most probable token.
+
+    Raises:
+        TrainingError: the sampler returned more or fewer responses than requests.
     """
     engine, settings = context.engine, context.sampler_settings
     size = context.sampler.ranks_per_engine
@@ -79,6 +83,11 @@ def generate(
             )
 
     completions = collectives.abandon_together(sample)
+    if len(completions) != len(own):
+        raise TrainingError(
+            f"the sampler returned {len(completions)} responses to {len(own)} requests; it must return one "
+            "response per request, in order."
+        )
     if size == engine.tensor_parallel_degree and size * engine.dp_degree == engine.world_size:
         return own, completions
     sampled = list(zip(own, completions, strict=True))

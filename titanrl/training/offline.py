@@ -6,6 +6,7 @@ It covers supervised, preference, reward-model and process-reward training, and 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,7 @@ def _held_out_loss(session: Session[ExampleLoader], held_out: ExampleLoader) -> 
     )
     sums = engine.measure(rows, session.objective, session.coefficients())
     measured = {name: value for name, value in means(sums).items() if not name.startswith("update/")}
+    measured["loss/nonfinite"] = float(not math.isfinite(measured["loss/total"]))
     names = {"loss/total": "eval/loss"}
     metrics = {names.get(name, f"eval/{name.removeprefix('loss/')}"): each for name, each in measured.items()}
     if validation.is_value_model:

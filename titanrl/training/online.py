@@ -20,6 +20,7 @@ from titanrl.training.stages import (
     batch_metrics,
     evaluate_prompts,
     is_on_policy,
+    refuse_mismatch,
     sample,
     score,
     sync,
@@ -106,7 +107,10 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
                     "attempts before; a sampler's version must not decrease."
                 )
             local, failures = score(session, local, on_policy=on_policy)
+            if loop.max_logprob_diff is not None:
+                refuse_mismatch(session, local, loop.max_logprob_diff)
             failed.update(session.failed(failures, greedy_failures))
+            session.refuse_broken_rewards(failures, len(local))
         with timer("estimate"):
             scored = gather_scored(session, local, on_policy=on_policy)
             selected = select_rows(scored, session.algorithm)
@@ -121,6 +125,9 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
             "difficulty."
         )
     metrics = {**failed, "sample/resample_attempts": float(attempt)}
+    if session.rewards:
+        most = max(failed[f"reward/{reward.label}_failures"] for reward in session.rewards)
+        metrics["reward/failed_fraction"] = most / sum(len(scored) for _, scored, _ in parts)
     rows = concatenate([selected.rows for _, _, selected in parts])
     if loop.dynamic_sampling:
         groups = rows["group_id"].unique()[:wanted]

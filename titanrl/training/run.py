@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from titanrl.engine import collectives, init_distributed
 from titanrl.errors import TrainingError
 from titanrl.registry.loops import training_loop
-from titanrl.report.alerts import AlertMonitor
+from titanrl.report.alerts import ALWAYS_STOPS, AlertMonitor
 from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
 from titanrl.runtime import status
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from titanrl.config.alerts import Alerts
     from titanrl.config.experiment import Experiment
     from titanrl.data.tokenizer import ChatTokenizer
+    from titanrl.report.alerts import Alert
 
 __all__ = ["StageTimer", "TrainLoop", "run", "train"]
 
@@ -118,6 +119,8 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
             done=done,
             enabled=session.is_main,
             monitor=_monitor(experiment),
+            # Old and new policy are equal in such a step.
+            constant=("loss/clip_fraction",) if session.objective.on_policy else (),
         )
         with recorder:
             loop.sync(session, done)
@@ -135,6 +138,8 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
                 ):
                     metrics, samples = loop.step(session, step, timer)
                     session.state.step = step + 1
+                    if any(metrics.get(f"{part}/nonfinite_gradients") for part in ("update", "critic")):
+                        session.refuse_nonfinite_weights()
                     with timer("sync"):
                         loop.sync(session, step + 1)
                 if _is_validation_due(session):
@@ -147,16 +152,17 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
                 recorder.step(step + 1, metrics, timer.seconds, samples)
                 timer = StageTimer()  # The times of the next step begin with this checkpoint.
                 with timer("checkpoint"):
-                    session.save(metrics, last=bool(stopped_by))
+                    session.save(metrics, last=bool(stopped_by) and stopped_by not in ALWAYS_STOPS)
                 if stopped_by:
                     break
                 if step + 1 < steps and is_stopped():
                     raise save_for_stop(session)
             recorder.finish()
     if stopped_by:
+        reason = "always stops a run" if stopped_by in ALWAYS_STOPS else "is listed in [alerts] stop"
         raise TrainingError(
-            f"stopped in step {session.state.step}: alert {stopped_by} is listed in [alerts] stop. "
-            f"See {folder.alerts} for details; --resume continues anyway."
+            f"stopped in step {session.state.step}: alert {stopped_by} {reason}. See {folder.alerts} for "
+            "details; --resume continues anyway."
         )
     return folder.path
 
@@ -178,21 +184,22 @@ def _open_session(loop: TrainLoop[Loader], experiment: Experiment, opened: Opene
     return session
 
 
-def _monitor(experiment: Experiment) -> AlertMonitor | None:
-    """Returns the monitor that raises alerts; None for offline data."""
-    if experiment.data is not None:
-        return None
+def _monitor(experiment: Experiment) -> AlertMonitor:
+    """Returns the monitor that raises alerts."""
     limits = experiment.alerts
     if not experiment.algorithm.compares_groups:
         limits = replace(limits, zero_std_groups=math.inf)
+    if experiment.data is not None:  # Supervised training may end with a low entropy.
+        limits = replace(limits, entropy=0.0)
     return AlertMonitor(limits)
 
 
-def _stopped_by(raised: Sequence[str], alerts: Alerts) -> str:
+def _stopped_by(raised: Sequence[Alert], alerts: Alerts) -> str:
     """Returns the first of the raised alerts that stops the run, the same on every rank; "" if none does."""
-    if not alerts.stop:
-        return ""
-    return str(collectives.broadcast_object(next((name for name in raised if name in alerts.stop), "")))
+    stopping = {*alerts.stop, *ALWAYS_STOPS}
+    return str(
+        collectives.broadcast_object(next((each.name for each in raised if each.name in stopping), ""))
+    )
 
 
 def _is_validation_due(session: Session[Any]) -> bool:

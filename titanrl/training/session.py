@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic
 
-import torch
 from typing_extensions import TypeVar
 
 from titanrl.algorithm.dataflow import out_keys
@@ -15,11 +14,11 @@ from titanrl.data.examples import ExampleLoader, held_out_data
 from titanrl.data.prompts import PromptLoader, held_out_prompts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
-from titanrl.errors import ConfigError
+from titanrl.errors import ConfigError, TrainingError
 from titanrl.rollout.context import start_sampler
 from titanrl.runtime import status
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
-from titanrl.training.state import LoopState, components_of
+from titanrl.training.state import LoopState, components_of, seed_generators
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,18 +163,70 @@ class Session(Generic[Loader]):
                 self.reasons = each | self.reasons
         return counts
 
+    def refuse_broken_rewards(self, failures: Failures, num_rows: int) -> None:
+        """Stops a run whose rewards fail on every row of its first batch; a collective.
+
+        Such a reward is wrong itself; later, when a service that scores is away, an alert reports it.
+
+        Args:
+            failures: of the rewards on this rank's rows.
+            num_rows: number of this rank's rows.
+
+        Raises:
+            TrainingError: a reward failed on every row of every rank in the run's first step.
+        """
+        if self.state.step > 0:
+            return
+        metrics = [f"reward/{reward.label}_failures" for reward in self.rewards]
+        own = {name: failures.counts.get(name, 0.0) for name in metrics} | {"rows": float(num_rows)}
+        counts = collectives.all_reduce_sums(own, self.engine.dp_group, self.engine.dp_degree)
+        broken = [
+            reward.label
+            for reward, name in zip(self.rewards, metrics, strict=True)
+            if counts[name] == counts["rows"] > 0
+        ]
+        if broken:
+            reason = self.reasons.get(broken[0], "no reason was recorded")
+            raise TrainingError(
+                f"[[reward]] {broken[0]!r} failed on all {counts['rows']:.0f} responses of the first batch; "
+                f"the first error: {reason}. Correct the reward, or the data that it reads: `titanrl check "
+                "--data` shows the data."
+            )
+
     def save(self, metrics: Mapping[str, float] | None = None, *, last: bool = False) -> bool:
         """Writes a checkpoint if one is due, and always after the last step; returns whether it did.
 
         Args:
             metrics: of the step; a validation may make its checkpoint the best one.
             last: whether to write one in any case.
+
+        Raises:
+            TrainingError: a weight is not finite; the checkpoints before this one remain.
         """
         step = self.state.step
-        is_saved = self.engine.save(step, last=last or step == self.loop.steps, metrics=metrics)
+        is_saved = self.engine.save(
+            step,
+            last=last or step == self.loop.steps,
+            metrics=metrics,
+            before=self.refuse_nonfinite_weights,
+        )
         if is_saved:
             status.update(checkpoint=step)
         return is_saved
+
+    def refuse_nonfinite_weights(self) -> None:
+        """Stops a run with weights that are not finite; a collective.
+
+        Raises:
+            TrainingError: names some of these weights.
+        """
+        if names := self.engine.nonfinite_weights():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise TrainingError(
+                f"weights are not finite after step {self.state.step}: {', '.join(names[:3])}{more}; an "
+                "update was too large. Lower [optimizer] lr or [training] max_norm, and resume from an "
+                "earlier checkpoint."
+            )
 
     def close(self) -> None:
         self.loader.loader.close()
@@ -213,7 +264,7 @@ def open_session(
         experiment.run.seed,
     )
     set_threads()
-    torch.manual_seed(seed)
+    seed_generators(seed)
     tokenizer = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
     loader, eval_prompts = open_loader(experiment, tokenizer), held_out_prompts(experiment, tokenizer)
     eval_examples = held_out_data(experiment, tokenizer)

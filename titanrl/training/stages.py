@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from titanrl.data.collate import collate_rollouts
 from titanrl.engine import collectives
+from titanrl.errors import TrainingError
 from titanrl.eval.evaluate import evaluate
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
 Scorer: TypeAlias = Callable[[TensorDict, tuple[str, ...]], dict[str, torch.Tensor]]
 """This rank's rows and names of outputs -> {name: [N, L(, K)] or [N], 0 where masked}; a collective."""
 
-__all__ = ["batch_metrics", "evaluate_prompts", "is_on_policy", "sample", "score", "score_models", "sync"]
+__all__ = [
+    "batch_metrics",
+    "evaluate_prompts",
+    "is_on_policy",
+    "refuse_mismatch",
+    "sample",
+    "score",
+    "score_models",
+    "sync",
+]
 
 
 def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
@@ -125,6 +135,41 @@ def score_models(session: Session[Any], batch: TensorDict, *, on_policy: bool) -
         point = reference_point(session.engine, batch, session.max_length)
         batch["reference_point"] = torch.full((len(batch),), point)
     return batch
+
+
+def refuse_mismatch(session: Session[Any], batch: TensorDict, limit: float) -> None:
+    """Ends a run whose trainer and sampler disagree on a token of the present weights; a collective.
+
+    Args:
+        session: the run.
+        batch: this rank's rows as stage `score` leaves them.
+        limit: largest accepted |trainer - sampler log-prob|, nats.
+
+    Raises:
+        TrainingError: names the row, the position and both log-probs.
+    """
+    engine = session.engine
+    own = engine.score(batch, ("logprob",))["logprob"]
+    fresh = batch["loss_mask"] & (batch["policy_version_token"] == session.state.step)
+    difference = where0(fresh, (own - batch["sampler_logprob"]).abs()).nan_to_num(torch.inf)
+    worst: list[tuple[float, str]] = []
+    if difference.numel() and float(difference.max()) > limit:
+        row, position = divmod(int(difference.argmax()), difference.shape[1])
+        numbers = [float(each[row, position]) for each in (difference, own, batch["sampler_logprob"])]
+        text = (
+            f"log-prob {numbers[1]:.6g} by the trainer, {numbers[2]:.6g} by the sampler, of token "
+            f"{int(batch['labels'][row, position])} at label position {position} of row "
+            f"{int(batch['row_id'][row])}"
+        )
+        worst = [(numbers[0], text)]
+    worst = collectives.gather_objects(worst, engine.dp_group, engine.dp_degree)
+    if worst:
+        value, text = max(worst)
+        raise TrainingError(
+            f"trainer and sampler disagree by {value:.3g} nats in step {session.state.step + 1}, more than "
+            f"[loop] max_logprob_diff = {limit:g}: {text}. Compare their precision, and the weights that "
+            "were sent."
+        )
 
 
 ROLES = {

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from titanrl.errors import ConfigError
@@ -18,7 +19,20 @@ if TYPE_CHECKING:
     from titanrl.algorithm.table import Algorithm
     from titanrl.config.tables import Critic, Reward
 
-__all__ = ["LoopState", "components_of"]
+__all__ = ["LoopState", "components_of", "seed_generators"]
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, numpy and Python, the same on every rank.
+
+    titanrl itself draws from generators of its own, seeded by step and row; these three serve the components.
+
+    Args:
+        seed: seed of the run, [run] seed.
+    """
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def components_of(
@@ -98,6 +112,7 @@ class LoopState:
             "parts": {path: part.state_dict() for path, part in self._parts.items()},
             "torch_rng": torch.get_rng_state(),
             "python_rng": random.getstate(),
+            "numpy_rng": _numpy_state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -124,3 +139,20 @@ class LoopState:
             part.load_state_dict(stored[path])
         torch.set_rng_state(state_dict["torch_rng"])
         random.setstate(state_dict["python_rng"])
+        _set_numpy_state(state_dict["numpy_rng"])
+
+
+def _numpy_state() -> dict[str, Any]:
+    """Returns the state of numpy's global generator as tensors and numbers."""
+    state = np.random.get_state(legacy=False)
+    return {
+        "keys": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "cached": float(state["gauss"]),
+    }
+
+
+def _set_numpy_state(state: Mapping[str, Any]) -> None:
+    keys = state["keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, state["position"], state["has_gauss"], state["cached"]))

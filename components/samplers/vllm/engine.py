@@ -177,7 +177,10 @@ class VLLMSampler(Sampler):
         Raises:
             ValueError: a name or shape that vLLM's model does not have, or a missing weight. Some weights may
                 be replaced by then, so sampling is refused until the next successful load.
+            RuntimeError: the engine is asleep, so that there is no memory to write to.
         """
+        if self._is_asleep:
+            raise RuntimeError("sampler 'vllm' is asleep and cannot take weights; call wake() before load().")
         self._has_weights = False
         if self._repacker is not None:
             self._repacker.load(weights)
