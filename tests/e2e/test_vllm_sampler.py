@@ -216,6 +216,37 @@ def test_sampling_leaves_the_random_state(untouched: Any) -> None:
     assert states[1:] == (random.getstate(), numpy.random.get_state()[1].tobytes())
 
 
+def test_weights_are_refused_while_asleep_and_proved_by_value_after_waking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU engine does not sleep, so vLLM's own calls are counted and the state is set as on a GPU."""
+    old, new = make(tmp_path / "old", 0), make(tmp_path / "new", 1)
+    engine, fresh = start(old, sleep="discard"), start(new)
+    try:
+        calls: list[str] = []
+        monkeypatch.setattr(engine._llm, "sleep", lambda level: calls.append(f"sleep {level}"))
+        monkeypatch.setattr(engine._llm, "wake_up", lambda: calls.append("wake"))
+        engine._sleeps = True
+        engine.sleep()
+        engine.sleep()
+        with pytest.raises(RuntimeError, match=r"is asleep and cannot take weights; call wake\(\)"):
+            engine.load(weights_of(new).items(), version=1)
+        with pytest.raises(RuntimeError, match="has no weights to sample with"):
+            engine.sample(rows_of(), step=0, seed=0)
+        engine.wake()
+        with pytest.raises(RuntimeError, match="has no weights to sample with"):
+            engine.sample(rows_of(), step=0, seed=0)
+        engine.load(weights_of(new).items(), version=1)
+        assert calls == ["sleep 2", "wake"]
+        assert_same(
+            engine.sample(rows_of(2), step=0, seed=0, greedy=True),
+            fresh.sample(rows_of(2), step=0, seed=0, greedy=True),
+        )
+    finally:
+        engine.close()
+        fresh.close()
+
+
 def test_bfloat16_engine_receives_weight_updates(tmp_path: Path) -> None:
     # Without bfloat16 instructions vLLM packs nothing in this precision and keeps plain parameters.
     old, new = make(tmp_path / "old", 0), make(tmp_path / "new", 1)

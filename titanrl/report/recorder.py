@@ -157,8 +157,11 @@ class Recorder:
         if not self._enabled:
             return
         plot([self.folder.path], self.folder.curves)
-        validations = [text for line in read_metrics(self.folder.metrics) if (text := _validation_text(line))]
+        recorded = list(read_metrics(self.folder.metrics))
+        validations = [text for line in recorded if (text := _validation_text(line))]
         lines = [f"run folder   {self.folder.path}"]
+        if skipped := sum(bool(line.get("update/skipped")) for line in recorded):
+            lines.append(f"skipped      updates in {skipped} steps: the gradient was zero or not finite")
         if validations:
             lines.append(f"validation   start {validations[0]}")
             lines.append(f"             end   {validations[-1]}")

@@ -138,6 +138,11 @@ class OpenedRun:
                 f"({type(error).__name__}); undo them, or start a new run without --resume."
             ) from error
 
+    def announce(self, phase: str) -> None:
+        """Print, on the first rank, what the run does next before its first step."""
+        if self.is_main:
+            self._print(phase)
+
     def _say(self, changes: Sequence[Difference]) -> None:
         effects = {"none": "harmless", "changes": "changes what is measured", "impossible": "impossible"}
         for each in changes:

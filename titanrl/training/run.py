@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from titanrl.engine import collectives, init_distributed
 from titanrl.errors import TrainingError
+from titanrl.registry import name_of
 from titanrl.registry.loops import training_loop
 from titanrl.report.alerts import ALWAYS_STOPS, AlertMonitor
 from titanrl.report.profile import profiled
@@ -123,6 +124,8 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
             constant=("loss/clip_fraction",) if session.objective.on_policy else (),
         )
         with recorder:
+            if experiment.compile.enable:
+                opened.announce("compiling: the first step takes longer than the others")
             loop.sync(session, done)
             if done == 0 and _is_validation_due(session):
                 metrics = loop.validate(session)
@@ -175,6 +178,9 @@ def _open_session(loop: TrainLoop[Loader], experiment: Experiment, opened: Opene
         opened.check_source("prompts" if experiment.data is None else "data", loader.source)
         return loader
 
+    sampler = experiment.sampler
+    starts = "" if sampler is None else f", starting the sampler {name_of(sampler)!r}"
+    opened.announce(f"loading {experiment.model.path}{starts}")
     with opened.restoring():
         session = open_session(experiment, opened.folder.path, open_loader, resume=opened.resume)
     held_out = {"evaluation.prompts": session.eval_prompts, "evaluation.data": session.eval_examples}

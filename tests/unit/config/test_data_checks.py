@@ -48,7 +48,8 @@ SAMPLER, REWARD = "sampler={name='torch', max_response_tokens=8}", "reward=[{nam
             ["loop.samples_per_prompt=4"],
             "[loop] samples_per_prompt is not used with [data], got 4; leave it out.",
         ),
-        (["alerts.kl=1.0"], "[alerts] must be absent with [data]: alerts are about sampled responses"),
+        (["alerts.length_growth=3"], "[alerts] length_growth is not used with [data], got 3.0: it is about"),
+        (["alerts.stop=['entropy']"], "[alerts] stop must not name 'entropy' with [data]: it is about"),
         (
             [HELD_OUT("preference"), "evaluation.temperature=1"],
             "[evaluation] temperature is not used with [data], got 1.0; leave it out.",

@@ -31,6 +31,7 @@ BOUNDS = {
     "entropy": ("loss/entropy", 0.02, -1),
     "zero_std_groups": ("advantage/frac_zero_std", 0.9, 1),
     "clip_fraction": ("loss/clip_fraction", 0.5, 1),
+    "failed_rewards": ("reward/failed_fraction", 0.5, 1),
     "logprob_diff": ("sample/logprob_diff", 0.1, 1),
 }
 
@@ -61,6 +62,28 @@ def test_alert_is_raised_again_after_its_condition_has_ended():
 def test_alerts_ignore_absent_and_non_finite_metrics():
     assert raised(trace("kl/value", 9.0, None, math.nan, 9.0)) == [(4, "kl")]
     assert raised([{"kl/value": 9.0}, {}, {}]) == []
+
+
+def steps_of(skipped: float, nonfinite: float, number: int, part: str = "update") -> list[dict[str, float]]:
+    return [{f"{part}/skipped": skipped, f"{part}/nonfinite_gradients": nonfinite}] * number
+
+
+@pytest.mark.parametrize("part", ["update", "critic"])
+def test_consecutive_skipped_steps_raise_an_alert_by_their_reason(part):
+    good = steps_of(0, 0, 1, part)
+    bad, zero = steps_of(1, 1, 5, part), steps_of(1, 0, 5, part)
+    assert raised([*bad[:4], *good, *bad[:4]]) == []
+    assert raised([*good, *bad]) == [(6, "skipped_steps")]
+    assert raised([*good, *zero]) == [(6, "zero_gradient")]
+    assert raised([*bad[:3], *zero[:3]]) == []
+    assert raised([*bad, *zero], Alerts(skipped_steps=0, zero_gradient=0)) == []
+    assert raised(steps_of(0.5, 0.5, 9, part)) == [], "some optimizer steps of each batch were made"
+
+
+@pytest.mark.parametrize("metric", ["loss/nonfinite", "critic/nonfinite", "eval/nonfinite"])
+def test_loss_that_is_not_finite_raises_an_alert(metric):
+    assert raised(trace(metric, 0, 0, 0.5, 1.0, 0)) == [(3, "nonfinite_loss")]
+    assert raised(trace(metric, 1, 1, 1), Alerts(nonfinite_loss=0)) == []
 
 
 def test_length_explosion_needs_doubling_between_windows():
