@@ -166,7 +166,7 @@ def test_invalid_and_overlong_rows_are_refused_before_training(write: Any, tmp_p
     ):
         with pytest.raises(ConfigError, match=message):
             train(load(write("sft"), overrides))
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").iterdir()), "a refused run leaves no folder"
 
 
 def test_on_overlong_drop_drops_and_counts_rows(write: Any) -> None:

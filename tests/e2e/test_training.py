@@ -277,12 +277,11 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
         "import torch\nfrom dataclasses import dataclass\nfrom titanrl import register\n\n"
         '@register("reward", "brittle_training")\n@dataclass(frozen=True, slots=True, kw_only=True)\n'
         "class Brittle:\n"
-        '    """Fails on answers that hold an even number of tokens."""\n'
+        '    """Fails on the responses to every other prompt."""\n'
         "    def __call__(self, batch):\n"
-        "        lengths = batch['loss_mask'].sum(1)\n"
-        "        if bool((lengths % 2 == 0).any()):\n"
+        "        if bool((batch['group_id'] % 2 == 0).any()):\n"
         "            raise RuntimeError('even')\n"
-        "        return torch.ones(len(lengths))\n"
+        "        return torch.ones(len(batch))\n"
     )
     overrides = [
         f"imports=['{tmp_path}/my_rewards.py']",
@@ -295,7 +294,7 @@ def test_reward_that_raises_fails_only_its_rows_and_is_logged_once(file, tmp_pat
     message = "reward brittle_training failed: RuntimeError: even; failed responses get its failure_score"
     assert output.count(message) == 1
     rows = lines(run, "samples.jsonl")
-    assert all(row["reward"] == (-1.0 if row["response_tokens"] % 2 == 0 else 1.0) for row in rows)
+    assert all(row["reward"] == (-1.0 if row["group"] % 2 == 0 else 1.0) for row in rows)
     (metrics,) = (row for row in lines(run) if row["step"] == 1)
     assert metrics["reward/brittle_training_failures"] > 0
 

@@ -126,7 +126,7 @@ class StepView:
     def seconds_left(self) -> float | None:
         """Return the estimated time of the remaining steps at the mean pace of the steps after the first.
 
-        The first step of a process also compiles and warms up, so it tells nothing about the others: None
+        The first step of a process also compiles and warms up, so it says nothing about the others: None
         after it, unless it was the last.
         """
         num_timed = self.done - self._start - 1

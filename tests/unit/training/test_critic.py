@@ -72,6 +72,15 @@ def test_critic_update_leaves_the_policy_and_ignores_corrections(engine: Engine)
     assert losses[2] < losses[1] < losses[0]
     assert sums.keys() == {
         f"critic/{name}"
-        for name in ("loss", "clip_fraction", "grad_norm", "lr", "skipped", "computed_tokens")
+        for name in (
+            "loss",
+            "nonfinite",
+            "clip_fraction",
+            "grad_norm",
+            "lr",
+            "skipped",
+            "nonfinite_gradients",
+            "computed_tokens",
+        )
     }
     assert all(torch.equal(value, policy[name]) for name, value in engine.weights())

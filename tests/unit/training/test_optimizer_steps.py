@@ -134,6 +134,8 @@ def test_second_epoch_over_a_batch_uses_the_updated_policy(max_tokens: int) -> N
     """Three batches of one or four micro-batches, two epochs each; reported as tt-blacksmith #731."""
     chosen = algorithm(loss={"name": "ppo_clip"})
     model = OneWeight(lr=0.01, max_tokens=max_tokens)
+    with torch.no_grad():
+        model.scoring_model.weight.neg_()  # log-probs are negative
     moved: list[bool] = []
     update = model.update
 
