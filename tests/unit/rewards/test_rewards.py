@@ -23,8 +23,10 @@ TABLES: dict[str, dict[str, Any]] = {
     "format_regex": {"pattern": "A.*"},
     "overlong": {"max_length": 4, "buffer": 2},
     "length_cosine": {"max_length": 4, "correct": "box"},
+    "length_shaped": {"reward": "box"},
     "language_consistency": {"language": "en"},
     "reasoning_gym": {"dataset": "chain_sum"},
+    "truncation_discount": {"reward": "box"},
 }
 """Keys that rewards need on this machine."""
 NASTY = (
@@ -52,7 +54,8 @@ def make(responses: list[str], answers: list[str] | None = None) -> TensorDict:
             "labels": labels,
             "finish_reason": torch.arange(count, dtype=torch.int8) % 3,
             "text": {"prompt": ["1 + 3?"] * count, "response": responses, "answer": answers or ["4"] * count},
-            "rewards": {"box": torch.zeros(count)},
+            "group_id": torch.arange(count),
+            "rewards": {"box": torch.arange(count).float() % 2},
         },
         batch_size=[count],
     )
