@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import inspect
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from titanrl.errors import ConfigError
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RewardResults", "RewardTerm", "RewardThread", "call_reward"]
 
+MAX_TIMEOUTS = 3
+"""Consecutive rows on which a reward may time out; the other rows of the batch are then given up."""
+LATE = "took longer than its timeout_seconds"
 VALUE = "reward"
 """Name of the one result of a reward that declares no outputs."""
 
@@ -92,11 +98,10 @@ class RewardResults:
             return f"returned {got}, not a mapping with the declared names {list(self.shapes)}"
         parsed = {}
         for name, shape in self.shapes.items():
-            tensor = result[name]
             expected = (len(batch),) if shape == "[N]" else tuple(batch["loss_mask"].shape)
-            if not isinstance(tensor, torch.Tensor) or tensor.shape != expected or tensor.is_complex():
-                is_tensor = isinstance(tensor, torch.Tensor)
-                got = f"{tensor.dtype} of shape {list(tensor.shape)}" if is_tensor else type(tensor).__name__
+            tensor = _as_tensor(result[name], expected)
+            if tensor is None:
+                got = _type_text(result[name])
                 where = f" for {name!r}" if len(self.shapes) > 1 else ""
                 unit = "row" if shape == "[N]" else f"token, {list(expected)}"
                 return f"returned {got}{where}, not one number per {unit}"
@@ -155,7 +160,7 @@ def call_reward(
     if isinstance(parsed, str):
         if len(batch) <= 1:
             return results.failed(batch, term.failure_score), dict.fromkeys(range(len(batch)), parsed)
-        rows = [call_reward(term, results, batch[row : row + 1], thread) for row in range(len(batch))]
+        rows = _call_by_row(term, results, batch, thread)
         joined = {name: torch.cat([values[name] for values, _ in rows]) for name in results.shapes}
         return joined, {row: why[0] for row, (_, why) in enumerate(rows) if why}
     reasons = results.not_finite(parsed, batch)
@@ -169,6 +174,54 @@ def call_reward(
             mask = is_failed.view(-1, *[1] * (values.ndim - 1))
             parsed[name] = torch.where(mask, failed[name], values)
     return parsed, reasons
+
+
+def _call_by_row(
+    term: RewardTerm, results: RewardResults, batch: TensorDict, thread: RewardThread
+) -> list[tuple[dict[str, torch.Tensor], dict[int, str]]]:
+    """Return the results of each row alone; after several timeouts in a row, the others are given up."""
+    rows: list[tuple[dict[str, torch.Tensor], dict[int, str]]] = []
+    num_timeouts = 0
+    for index in range(len(batch)):
+        row = batch[index : index + 1]
+        if num_timeouts == MAX_TIMEOUTS:
+            text = f"given up in this batch, after {MAX_TIMEOUTS} timeouts in a row"
+            rows.append((results.failed(row, term.failure_score), {0: text}))
+            continue
+        rows.append(call_reward(term, results, row, thread))
+        is_late = rows[-1][1].get(0, "").startswith(LATE)
+        num_timeouts = num_timeouts + 1 if is_late else 0
+    return rows
+
+
+def _as_tensor(value: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Return numbers of any kind as a tensor of this shape, or None if they are not such numbers.
+
+    Lists, tuples, arrays and tensors of real numbers or bools are accepted, also with a last dimension of one
+    more than asked for; None is a missing number, NaN.
+    """
+    if not isinstance(value, torch.Tensor):
+        if isinstance(value, str | bytes) or not (hasattr(value, "__len__") or hasattr(value, "__array__")):
+            return None
+        try:
+            array = np.asarray(value)
+            if array.dtype == object:
+                array = np.asarray(value, dtype=np.float64)  # None becomes NaN.
+            tensor = torch.as_tensor(array)
+        except (TypeError, ValueError):
+            return None
+    else:
+        tensor = value
+    if tensor.shape == (*shape, 1):
+        tensor = tensor.squeeze(-1)
+    return None if tensor.shape != shape or tensor.is_complex() else tensor
+
+
+def _type_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+    return f"{type(value).__name__}{length}"
 
 
 def _reason(score: float | str | None) -> str:
@@ -205,7 +258,7 @@ class RewardThread:
         except queue.Empty:
             self._abandon()
             self._start()
-            return _Failure(f"took longer than its timeout_seconds, {seconds:g}")
+            return _Failure(f"{LATE}, {seconds:g}")
 
     def _abandon(self) -> None:
         # Python code raises this at its next instruction; C code and sleeps only when they return.
@@ -218,6 +271,10 @@ class RewardThread:
         self._work.put(None)
 
 
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
 def _serve(work: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
     with torch.no_grad():
         while True:
@@ -226,7 +283,8 @@ def _serve(work: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> Non
                 return
             function, batch = task
             try:
-                results.put(function(batch))
+                result = function(batch)
+                results.put(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
             # SystemExit and KeyboardInterrupt raised by reward code are that reward's failures.
             except BaseException as error:
                 results.put(_Failure(error_text(error)))

@@ -68,8 +68,12 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     - ``out_keys = ("key",)``: registered batch keys, in the same mapping. Without ``outputs``, r_k is named
       ``reward`` there.
 
+    Numbers may be a tensor, an array, a list or a tuple of any real type, [N] or [N, 1]; None and NaN are
+    missing. An ``async`` function is awaited.
+
     A function that raises (BaseException too), returns other shapes or names, or exceeds timeout_seconds on
-    the batch is called again row by row with the same timeout. A row on which it fails scores
+    the batch is called again row by row with the same timeout; after three timeouts in a row, the other rows
+    of the batch are given up. A row on which it fails scores
     ``failure_score`` (per token: on its last response token) and keeps the reason; the other rows keep their
     scores. A reward with a method ``scores`` isolates its rows itself: it returns a number per row, or the
     reason or None. A reward that reads another one is called after it. The user's KeyboardInterrupt passes

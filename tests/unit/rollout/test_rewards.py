@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -136,9 +138,13 @@ def test_python_loop_is_stopped_at_the_timeout() -> None:
     ("result", "got"),
     [
         (0.5, "float"),
-        ([1.0, 2.0], "list"),
+        ([1.0, 2.0, 3.0], "list of length 3"),
+        (["1", "2"], "list of length 2"),
+        ([[1.0, 2.0], [3.0, 4.0]], "list of length 2"),
+        ("ab", "str"),
+        ({"a": 1.0, "b": 2.0}, "dict"),
         (None, "NoneType"),
-        (torch.zeros(2, 1), "torch.float32 of shape [2, 1]"),
+        (torch.zeros(2, 2), "torch.float32 of shape [2, 2]"),
         (torch.zeros(3), "torch.float32 of shape [3]"),
         (torch.zeros(2, dtype=torch.complex64), "torch.complex64 of shape [2]"),
     ],
@@ -147,6 +153,56 @@ def test_result_that_is_not_one_number_per_row_fails(result: Any, got: str) -> N
     scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
     assert scores["reward"].tolist() == [-7.0, -7.0]
     assert reasons == {"r": dict.fromkeys((0, 1), f"returned {got}, not one number per row")}
+
+
+async def later(values: list[float]) -> list[float]:
+    await asyncio.sleep(0.01)
+    return values
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [1, 0],
+        (1.0, 0.0),
+        [True, False],
+        np.array([1.0, 0.0]),
+        np.array([[1], [0]]),
+        [np.float32(1), np.int64(0)],
+        torch.tensor([1, 0]),
+        torch.tensor([True, False]),
+        torch.tensor([[1.0], [0.0]], dtype=torch.bfloat16),
+        [torch.tensor(1.0), torch.tensor(0.0)],
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_numbers_of_any_kind_are_scores(result: Any) -> None:
+    scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: result)])
+    assert scores["reward"].tolist() == [1.0, 0.0]
+    assert scores["reward"].dtype == torch.float32
+    assert reasons == {"r": {}}
+
+
+def test_async_function_is_awaited() -> None:
+    scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: later([1.0, 0.0]))])
+    assert scores["reward"].tolist() == [1.0, 0.0]
+    assert reasons == {"r": {}}
+
+
+def test_none_is_a_missing_score_of_its_row() -> None:
+    scores, reasons = score_rewards(make("a", "b"), [Term(lambda batch: [None, 2.0][: len(batch)])])
+    assert scores["reward"].tolist() == [-7.0, 2.0]
+    assert reasons == {"r": {0: "returned nan"}}
+
+
+def test_reward_is_given_up_after_three_timeouts_in_a_row() -> None:
+    start = time.monotonic()
+    texts = [f"{number}" for number in range(40)]
+    scored = score_rewards(make(*texts), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
+    assert time.monotonic() - start < 8
+    assert scored.failures.counts == {"reward/r_failures": 40.0}
+    given_up = [why for why in scored.reasons["r"].values() if why.startswith("given up in this batch")]
+    assert len(given_up) == 37
 
 
 @pytest.mark.usefixtures("interruptible")
