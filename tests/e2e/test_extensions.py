@@ -28,7 +28,7 @@ from titanrl import Advantages, Prompt, register
 from titanrl.protocols import Completion, FinishReason, Sampler, register_key
 
 register_key("difficulty", shape="[N]", dtype="float32", writer="sample", meaning="number of summands")
-register_key("turn_id", shape="[N, L]", dtype="int64", writer="sample", meaning="turn of a token, from 1")
+register_key("token_turn", shape="[N, L]", dtype="int64", writer="sample", meaning="turn of a token, from 1")
 register_key("num_digits", shape="[N]", dtype="float32", writer="score", meaning="digits of the response")
 
 
@@ -51,7 +51,7 @@ class LabTurns:
 
     temperature: float = 1.0
     max_response_tokens: int = 8
-    out_keys: ClassVar[tuple[str, ...]] = ("turn_id",)
+    out_keys: ClassVar[tuple[str, ...]] = ("token_turn",)
 
     def start(self, context):
         return LiveLabTurns(context)
@@ -67,7 +67,7 @@ class LiveLabTurns(Sampler):
     def complete(self, count):
         ids = [*self.context.tokenizer.encode("7" * count), self.context.eos_ids[0]]
         turns = [1 + i // 2 for i in range(len(ids))]
-        return Completion(ids, [-4.4] * len(ids), FinishReason.STOP, extras={"turn_id": turns})
+        return Completion(ids, [-4.4] * len(ids), FinishReason.STOP, extras={"token_turn": turns})
 
 
 @register("reward", "lab_digits")
@@ -75,13 +75,13 @@ class LiveLabTurns(Sampler):
 class LabDigits:
     """A reward of 1 per token of the first turn; it also counts the digits of the response."""
 
-    in_keys: ClassVar[tuple] = (("text", "response"), "turn_id")
+    in_keys: ClassVar[tuple] = (("text", "response"), "token_turn")
     out_keys: ClassVar[tuple[str, ...]] = ("num_digits",)
     per_token: ClassVar[bool] = True
 
     def __call__(self, batch):
         digits = [sum(map(str.isdigit, text)) for text in batch["text", "response"]]
-        return {"reward": (batch["turn_id"] == 1).float(), "num_digits": torch.tensor(digits)}
+        return {"reward": (batch["token_turn"] == 1).float(), "num_digits": torch.tensor(digits)}
 
 
 @register("filter", "lab_longer")
@@ -101,11 +101,11 @@ class LabLonger:
 class LabPerTurn:
     """The token's reward per summand, plus the number of its turn."""
 
-    in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "difficulty", "turn_id")
+    in_keys: ClassVar[tuple[str, ...]] = ("token_reward", "difficulty", "token_turn")
     is_group_relative: ClassVar[bool] = False
 
     def __call__(self, batch):
-        value = batch["token_reward"] / batch["difficulty"][:, None] + batch["turn_id"]
+        value = batch["token_reward"] / batch["difficulty"][:, None] + batch["token_turn"]
         return Advantages(torch.where(batch["loss_mask"], value, 0))
 '''
 
@@ -174,7 +174,7 @@ def test_plugin_keys_and_per_token_rewards_reach_the_update(
         assert sorted(set(batch["difficulty"].tolist())) == [2.0, 3.0, 4.0, 5.0]
         for row in batch:
             mask, turn = row["loss_mask"], [1, 1, 2, 2][: int(row["num_digits"]) + 1]
-            assert row["turn_id"][mask].tolist() == turn
+            assert row["token_turn"][mask].tolist() == turn
             expected = [(3.0 if each == 1 else 0.0) / float(row["difficulty"]) + each for each in turn]
             torch.testing.assert_close(row["advantage"][mask], torch.tensor(expected))
 
@@ -207,8 +207,8 @@ EDITS = {
         "reward 'lab_digits': 'per_tokens' is no declaration of a reward; did you mean 'per_token'?",
     ),
     "a text that an advantage reads": (
-        '("token_reward", "difficulty", "turn_id")',
-        '("token_reward", "difficulty", "turn_id", ("text", "response"))',
+        '("token_reward", "difficulty", "token_turn")',
+        '("token_reward", "difficulty", "token_turn", ("text", "response"))',
         "[algorithm.advantage] advantage 'lab_per_turn' reads 'text.response', which only rewards can read",
     ),
     "a registered text that a filter reads": (
@@ -217,14 +217,14 @@ EDITS = {
         "filter 'lab_longer' reads 'num_digits', which only rewards can read",
     ),
     "a key registered twice with other facts": (
-        'register_key("turn_id",',
+        'register_key("token_turn",',
         'register_key("reward",',
         "batch key 'reward' is already registered as [N] float32, written by stage 'score'",
     ),
     "an unknown shape": (
         'shape="[N, L]"',
         'shape="[N,L]"',
-        "batch key 'turn_id': shape must be one of [N], [N, L], [N, L, K], got '[N,L]'; did you mean",
+        "batch key 'token_turn': shape must be one of [N], [N, L], [N, L, K], got '[N,L]'; did you mean",
     ),
 }
 

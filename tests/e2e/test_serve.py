@@ -403,10 +403,10 @@ def test_target_is_a_file_a_run_or_another_model(file: Path, tmp_path: Path) -> 
     run.mkdir()
     (run / "experiment.toml").write_text(file.read_text())
     trained = f'model.path="{tmp_path}/model"'
-    assert resolve_target(file, None, ["a=1"]) == (file, ["a=1"], None)
-    assert resolve_target(run, None, None) == (run / "experiment.toml", [trained], run)
-    assert resolve_target(file, run, ["a=1"]) == (file, [trained, "a=1"], run)
-    assert resolve_target(run, tmp_path / "m", []) == (
+    assert resolve_target(file, None, ["a=1"])[:3] == (file, ["a=1"], None)
+    assert resolve_target(run, None, None)[:3] == (run / "experiment.toml", [trained], run)
+    assert resolve_target(file, run, ["a=1"])[:3] == (file, [trained, "a=1"], run)
+    assert resolve_target(run, tmp_path / "m", [])[:3] == (
         run / "experiment.toml",
         [f'model.path="{tmp_path}/m"'],
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from titanrl.errors import SchemaError, did_you_mean
@@ -111,10 +111,11 @@ def register_key(
 
     Any component may read it. A source writes it from the column of that name, or offline from the scalar of
     that name; a sampler writes it from ``Completion.extras``, a reward by returning it by name. Registering
-    the same key twice with the same facts is fine, so that a file may be imported twice.
+    a key twice with the same facts is fine: a file may be imported twice, and a plug-in may write a built-in
+    key that titanrl itself does not write. The first meaning stays.
 
     Args:
-        name: key of the batch; not a built-in one.
+        name: key of the batch; not a built-in one with other facts.
         shape: ``[N]`` (one value per row), ``[N, L]`` (one per label) or ``[N, L, K]``.
         dtype: torch dtype by name, or ``text`` for Python objects per row, which only rewards read.
         writer: stage that writes it: ``sample`` (a source, a sampler) or ``score`` (a reward).
@@ -141,7 +142,7 @@ def register_key(
         raise ValueError(f"batch key {name!r}: a reward writes [N] or [N, L] numbers, got {shape} {dtype}.")
     key = Key(shape, dtype, writer, meaning, zero_where_masked=zero_where_masked, finite=finite)
     known = KEYS.setdefault(name, key)
-    if known != key:
+    if replace(key, meaning=known.meaning) != known:
         raise ValueError(
             f"batch key {name!r} is already registered as {known.shape} {known.dtype}, written by stage "
             f"{known.writer!r} ({known.meaning}); choose another name."
