@@ -14,6 +14,8 @@ import pytest
 from titanrl.components.rewards.code_tests.statements import analyse
 from titanrl.components.rewards.code_tests.wire import MAX_FRAME, Decoder, Encoder, TooLarge
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("source", "names", "library"),

@@ -29,7 +29,7 @@ ISOLATIONS = [
 ]
 ROOT = Path(__file__).parents[3]
 every = pytest.mark.parametrize("isolation", ISOLATIONS)
-pytestmark = pytest.mark.filterwarnings("ignore:code_tests:RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:code_tests:RuntimeWarning")]
 
 TESTS = json.dumps({"tests": ["assert add(2, 2) == 4", "assert add(-1, 1) == 0"]})
 CASES = json.dumps({"cases": [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "4 4", "stdout": "8"}]})

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """
 import sys
 from titanrl.runtime.launch import run_ranks
