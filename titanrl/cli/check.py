@@ -66,7 +66,7 @@ def check(
                 check_recipe(recipe, default_folder(file), nproc)
             else:
                 experiment = load_checked(file, overrides or [], nproc)
-                warnings = notices(experiment)
+                warnings = notices(experiment.reward)
                 ranks = nproc or experiment.parallelism.least_ranks
                 memory_text = _memory_text(estimate_rank_memory(experiment, ranks), ranks)
                 if data and (num_bad := scan_data(experiment, Console())):

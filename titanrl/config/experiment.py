@@ -125,6 +125,11 @@ class Experiment:
             raise ConfigError([*problems, *cross_problems(values)])
         return cls(**values)
 
+    @property
+    def loop_kind(self) -> str:
+        """Name of the training loop: [loop] kind, or the one that fits the kind of data."""
+        return self.loop.kind or ("online" if self.data is None else "offline")
+
     def sources(self) -> dict[str, SourceSettings | DataSettings]:
         """Returns the sources of prompts and examples, including held-out ones, by table."""
         sources = {"prompts": self.prompts, "data": self.data}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from titanrl.config.engine_tables import Checkpoint, Compile, Parallelism, Training
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
+from titanrl.config.report_tables import Profile, Report
+from titanrl.config.tables import Critic, Loop, Model, Reference, Reward, Teacher
 from titanrl.errors import ConfigError, Problem, TrainingError
+from titanrl.protocols import SamplerSettings
 from titanrl.registry import declared, name_of
 
 __all__ = ["load_checked", "notices", "preflight"]
@@ -44,78 +47,99 @@ def preflight(experiment: Experiment, world_size: int | None = None) -> list[Pro
         experiment: the experiment.
         world_size: number of processes; None: unknown, so the fewest that the parallelism degrees allow.
     """
+    model, training = experiment.model, experiment.training
+    folders = _model_folders(model, experiment.reference, experiment.teacher, experiment.critic)
+    rewards = {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
+    sources = experiment.sources()
     return [
-        *_model_problems(experiment),
-        *_tokenizer_problems(experiment),
-        *_reward_model_problems(experiment),
-        *_reward_problems(experiment),
-        *_missing_packages(experiment),
-        *_missing_compiler(experiment),
-        *_missing_trackers(experiment),
-        *_missing_gpu(experiment),
-        *_missing_files(experiment),
-        *_sampler_problems(experiment, world_size),
-        *_mesh_problems(experiment, world_size),
+        *_model_problems(folders, training.seq_len, model.head),
+        *_top_k_problems(experiment.teacher),
+        *_tokenizer_problems(folders),
+        *_reward_model_problems(rewards, model.path, training.seq_len),
+        *_reward_problems(rewards),
+        *_missing_packages({"sampler": experiment.sampler, **sources, **rewards}),
+        *_missing_compiler(experiment.compile),
+        *_missing_trackers(experiment.report),
+        *_missing_gpu(experiment.profile, experiment.checkpoint),
+        *_missing_files(sources),
+        *_sampler_problems(experiment.sampler, model.path, world_size),
+        *_mesh_problems(folders, experiment.loop, experiment.parallelism, training, world_size),
     ]
 
 
 # ------------------------------------------------------------------------------------------------- models
 
 
-def _model_folders(experiment: Experiment) -> dict[str, str]:
+def _model_folders(
+    model: Model, reference: Reference | None, teacher: Teacher | None, critic: Critic | None
+) -> dict[str, str]:
     """Return table -> model folder, without the roles that use the policy's folder."""
-    folders = {"model": experiment.model.path}
-    if experiment.reference is not None and experiment.reference.path is not None:
-        folders["reference"] = experiment.reference.path
-    if experiment.teacher is not None:
-        folders["teacher"] = experiment.teacher.path
-    if experiment.critic is not None and experiment.critic.path is not None:
-        folders["critic"] = experiment.critic.path
-    return folders
+    roles = {"model": model, "reference": reference, "teacher": teacher, "critic": critic}
+    return {table: role.path for table, role in roles.items() if role is not None and role.path is not None}
 
 
-def _model_problems(experiment: Experiment) -> list[Problem]:
-    """Return missing model folders, too short contexts, different vocabulary sizes and wrong heads."""
+def _model_problems(folders: Mapping[str, str], seq_len: int, head: str) -> list[Problem]:
+    """Return missing model folders, too short contexts, different vocabulary sizes and wrong heads.
+
+    Args:
+        folders: table -> model folder.
+        seq_len: length of a row, in tokens.
+        head: of the trained model, "language" or "value".
+    """
     from titanrl.models import inspect
     from titanrl.models.read_config import read_config
 
     problems, infos = [], {}
-    for table, path in _model_folders(experiment).items():
+    for table, path in folders.items():
         try:
             infos[table] = inspect(path)
             read_config(path)
         except ConfigError as error:
             problems += [Problem(table, f"must be a model folder: {error}", "path")]
-    training = experiment.training
     for table, info in infos.items():
-        if training.seq_len > info.max_length:
-            text = f"must be <= {info.max_length}, the context of {info.path}, got {training.seq_len}."
+        if seq_len > info.max_length:
+            text = f"must be <= {info.max_length}, the context of {info.path}, got {seq_len}."
             problems.append(Problem("training", text, "seq_len"))
         if info.vocab_size != infos.get("model", info).vocab_size:
             text = f"must have the model's {infos['model'].vocab_size} token ids, got {info.vocab_size}."
             problems.append(Problem(table, text, "path"))
-        top_k = experiment.teacher.top_k if table == "teacher" and experiment.teacher is not None else None
-        if top_k is not None and top_k > info.vocab_size:
-            text = f"must be <= {info.vocab_size}, the teacher's token ids, got {top_k}."
-            problems.append(Problem("teacher", text, "top_k"))
-        takes_values = table == "critic" or (table == "model" and experiment.model.head == "value")
+        takes_values = table == "critic" or (table == "model" and head == "value")
         if info.is_value_model and not takes_values:
             text = f"must be a language model, got {info.architecture}, whose head gives one number."
             problems.append(Problem(table, text, "path"))
     return problems
 
 
-def _tokenizer_problems(experiment: Experiment) -> list[Problem]:
-    """Return the roles whose tokenizer differs from the policy's."""
+def _top_k_problems(teacher: Teacher | None) -> list[Problem]:
+    """Return a problem if the teacher has fewer token ids than are asked of it."""
+    from titanrl.models import inspect
+
+    if teacher is None or teacher.top_k is None:
+        return []
+    try:
+        vocab_size = inspect(teacher.path).vocab_size
+    except ConfigError:
+        return []  # _model_problems reports the folder.
+    if teacher.top_k <= vocab_size:
+        return []
+    text = f"must be <= {vocab_size}, the teacher's token ids, got {teacher.top_k}."
+    return [Problem("teacher", text, "top_k")]
+
+
+def _tokenizer_problems(folders: Mapping[str, str]) -> list[Problem]:
+    """Return the roles whose tokenizer differs from the policy's.
+
+    Args:
+        folders: table -> model folder.
+    """
     from titanrl.models import vocabulary
 
     problems = []
-    for name in ("reference", "teacher", "critic"):
-        path = getattr(getattr(experiment, name), "path", None)
-        if path is None or path == experiment.model.path:
+    for name, path in folders.items():
+        if path == folders["model"]:
             continue
         try:
-            ours, theirs = vocabulary(experiment.model.path), vocabulary(path)
+            ours, theirs = vocabulary(folders["model"]), vocabulary(path)
         except ConfigError:
             continue  # _model_problems reports the folder.
         differing = sorted(ours.items() ^ theirs.items(), key=lambda each: each[1])
@@ -129,23 +153,25 @@ def _tokenizer_problems(experiment: Experiment) -> list[Problem]:
     return problems
 
 
-def _reward_model_problems(experiment: Experiment) -> list[Problem]:
-    """Return the reward models that are missing or cannot read the policy's token ids."""
+def _reward_model_problems(rewards: Mapping[str, object], path: str, seq_len: int) -> list[Problem]:
+    """Return the reward models that are missing or cannot read the policy's token ids.
+
+    Args:
+        rewards: table -> reward.
+        path: folder of the policy.
+        seq_len: length of a row, in tokens.
+    """
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import fingerprint
     from titanrl.models import vocabulary
 
-    reward_models = [
-        (f"reward.{i}", each.component)
-        for i, each in enumerate(experiment.reward)
-        if isinstance(each.component, RewardModel)
-    ]
+    reward_models = {table: each for table, each in rewards.items() if isinstance(each, RewardModel)}
     try:
-        ours = fingerprint(vocabulary(experiment.model.path)) if reward_models else ""
+        ours = fingerprint(vocabulary(path)) if reward_models else ""
     except ConfigError:
         return []  # _model_problems reports the folder.
-    problems, seq_len = [], experiment.training.seq_len
-    for table, reward in reward_models:
+    problems = []
+    for table, reward in reward_models.items():
         key = "path" if reward.url is None else "url"
         try:
             facts = reward.facts()
@@ -165,20 +191,20 @@ def _reward_model_problems(experiment: Experiment) -> list[Problem]:
     return problems
 
 
-def _reward_problems(experiment: Experiment) -> list[Problem]:
+def _reward_problems(rewards: Mapping[str, object]) -> list[Problem]:
     """Return the rewards' own objections to this machine."""
     return [
-        Problem(f"reward.{i}", text, key)
-        for i, each in enumerate(experiment.reward)
-        for key, text in getattr(each.component, "problems", list)()
+        Problem(table, text, key)
+        for table, each in rewards.items()
+        for key, text in getattr(each, "problems", list)()
     ]
 
 
-def notices(experiment: Experiment) -> list[str]:
-    """Return what a user should know about an experiment that can run, such as a missing protection."""
+def notices(rewards: Sequence[Reward]) -> list[str]:
+    """Return what a user should know about rewards that can run, such as a missing protection."""
     return [
         f"[reward.{i}] {text}"
-        for i, each in enumerate(experiment.reward)
+        for i, each in enumerate(rewards)
         for text in getattr(each.component, "notices", list)()
     ]
 
@@ -186,10 +212,8 @@ def notices(experiment: Experiment) -> list[str]:
 # ------------------------------------------------------------------------------------------------ machine
 
 
-def _missing_packages(experiment: Experiment) -> list[Problem]:
-    """Return the packages that a sampler, source or reward requires and that are not installed."""
-    parts: dict[str, Any] = {"sampler": experiment.sampler} | experiment.sources()
-    parts |= {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
+def _missing_packages(parts: Mapping[str, object]) -> list[Problem]:
+    """Return the packages that the components of tables require and that are not installed."""
     problems = []
     for table, part in parts.items():
         for package in declared(part, "requires"):  # NoneType has none.
@@ -201,10 +225,10 @@ def _missing_packages(experiment: Experiment) -> list[Problem]:
     return problems
 
 
-def _missing_compiler(experiment: Experiment) -> list[Problem]:
+def _missing_compiler(settings: Compile) -> list[Problem]:
     """Return a problem if torch.compile needs a C++ compiler and finds none."""
     name = os.environ.get("CXX", "g++")
-    if not experiment.compile.enable or experiment.compile.backend != "inductor" or shutil.which(name):
+    if not settings.enable or settings.backend != "inductor" or shutil.which(name):
         return []
     text = (
         f"needs a C++ compiler, and {name!r} is not installed; install it, set CXX to another one, or set "
@@ -213,24 +237,24 @@ def _missing_compiler(experiment: Experiment) -> list[Problem]:
     return [Problem("compile", text, "enable")]
 
 
-def _missing_trackers(experiment: Experiment) -> list[Problem]:
+def _missing_trackers(report: Report) -> list[Problem]:
     """Return the trackers that are not installed."""
     return [
         Problem(
             "report", f"names {name!r}, which is not installed; pip install 'titanrl[{name}]'.", "trackers"
         )
-        for name in experiment.report.trackers
+        for name in report.trackers
         if not is_installed(name)
     ]
 
 
-def _missing_gpu(experiment: Experiment) -> list[Problem]:
+def _missing_gpu(profile: Profile | None, checkpoint: Checkpoint) -> list[Problem]:
     """Return the keys that need a GPU if this machine has none."""
     problems = []
-    if experiment.profile is not None and experiment.profile.memory:
+    if profile is not None and profile.memory:
         text = "needs a GPU, whose allocator records memory, and this machine has none; leave it out."
         problems.append(Problem("profile", text, "memory"))
-    if experiment.checkpoint.enable and experiment.checkpoint.async_mode == "async_with_pinned_mem":
+    if checkpoint.enable and checkpoint.async_mode == "async_with_pinned_mem":
         text = "needs a GPU, and this machine has none, got 'async_with_pinned_mem'; use 'async'."
         problems.append(Problem("checkpoint", text, "async_mode"))
     if problems:
@@ -246,9 +270,9 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _missing_files(experiment: Experiment) -> list[Problem]:
+def _missing_files(sources: Mapping[str, object]) -> list[Problem]:
     """Return the local dataset files that do not exist; whether a hub has a dataset is not checked."""
-    paths = {table: str(getattr(source, "path", "")) for table, source in experiment.sources().items()}
+    paths = {table: str(getattr(source, "path", "")) for table, source in sources.items()}
     return [
         Problem(table, f"must be a file, got {path!r}, which does not exist; check the path.", "path")
         for table, path in paths.items()
@@ -259,14 +283,13 @@ def _missing_files(experiment: Experiment) -> list[Problem]:
 # --------------------------------------------------------------------------------------------------- ranks
 
 
-def _sampler_problems(experiment: Experiment, world_size: int | None) -> list[Problem]:
+def _sampler_problems(sampler: SamplerSettings | None, path: str, world_size: int | None) -> list[Problem]:
     """Return the sampler's own objections to the model or the number of processes."""
     from titanrl.models.read_config import read_config
 
-    problems = getattr(experiment.sampler, "problems", None)
+    problems = getattr(sampler, "problems", None)
     if problems is None:
         return []
-    path = experiment.model.path
     try:
         read_config(path)
     except ConfigError:
@@ -274,16 +297,21 @@ def _sampler_problems(experiment: Experiment, world_size: int | None) -> list[Pr
     return [Problem("sampler", text, key) for key, text in problems(path, world_size)]
 
 
-def _mesh_problems(experiment: Experiment, world_size: int | None) -> list[Problem]:
+def _mesh_problems(
+    folders: Mapping[str, str],
+    loop: Loop,
+    mesh: Parallelism,
+    training: Training,
+    world_size: int | None,
+) -> list[Problem]:
     """Return the conflicts between parallelism degrees, processes, models and groups."""
     from titanrl.models.mesh_checks import mesh_problems, model_problems, nearest
     from titanrl.models.read_config import read_config
 
-    loop, mesh = experiment.loop, experiment.parallelism
-    world_size, dtype = world_size or mesh.least_ranks, experiment.training.mixed_precision_param
+    world_size, dtype = world_size or mesh.least_ranks, training.mixed_precision_param
     if problems := mesh_problems(mesh, world_size):
         return problems
-    for folder in dict.fromkeys(_model_folders(experiment).values()):
+    for folder in dict.fromkeys(folders.values()):
         try:
             problems = model_problems(read_config(folder), mesh, folder, dtype)
         except ConfigError:

@@ -25,9 +25,11 @@ from titanrl.report.folder import RunFolder
 from titanrl.runtime.stop import StopRequested
 
 if TYPE_CHECKING:
+    from titanrl.config.engine_tables import Checkpoint
     from titanrl.config.experiment import Experiment
+    from titanrl.config.tables import Run
 
-__all__ = ["OpenedRun", "kind_of", "open_run"]
+__all__ = ["OpenedRun", "open_run"]
 
 T = TypeVar("T")
 
@@ -181,10 +183,10 @@ def open_run(experiment: Experiment, *, resume: bool, accept: Sequence[str] = ()
 
     def open_folder() -> OpenedRun:
         nonlocal folder
-        folder = (_reopen if resume else _create)(experiment)
+        folder = _reopen(experiment.run) if resume else _create(experiment)
         opened = OpenedRun(experiment, folder, is_main, resume, accept)
         if resume:
-            opened.check_settings(_resumable_step(folder, experiment))
+            opened.check_settings(_resumable_step(folder, experiment.checkpoint))
         return opened
 
     try:
@@ -209,11 +211,6 @@ def open_run(experiment: Experiment, *, resume: bool, accept: Sequence[str] = ()
     finally:
         if folder is not None:
             folder.lock.release()
-
-
-def kind_of(experiment: Experiment) -> str:
-    """Return the name of an experiment's training loop."""
-    return experiment.loop.kind or ("online" if experiment.data is None else "offline")
 
 
 def _on_first_rank(is_main: bool, compute: Callable[[], T]) -> T | None:
@@ -245,20 +242,20 @@ def _create(experiment: Experiment) -> RunFolder:
     return folder
 
 
-def _reopen(experiment: Experiment) -> RunFolder:
-    """Find and lock the folder of the newest run of the experiment's name."""
-    folder = RunFolder.newest(Path(experiment.run.folder), experiment.run.name or "run")
+def _reopen(run: Run) -> RunFolder:
+    """Find and lock the folder of the newest run of a name."""
+    folder = RunFolder.newest(Path(run.folder), run.name or "run")
     folder.lock.acquire()
     return folder
 
 
-def _resumable_step(folder: RunFolder, experiment: Experiment) -> int:
+def _resumable_step(folder: RunFolder, checkpoints: Checkpoint) -> int:
     """Return the number of finished steps of the newest complete checkpoint.
 
     Raises:
         ConfigError: there is none, or checkpoints are disabled.
     """
-    if not experiment.checkpoint.enable:
+    if not checkpoints.enable:
         raise ConfigError(
             "--resume needs checkpoints, got [checkpoint] enable = false; remove it to continue from the "
             f"checkpoints of '{folder.path}', or start a new run without --resume."

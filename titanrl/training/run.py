@@ -19,13 +19,14 @@ from titanrl.report.profile import profiled
 from titanrl.report.recorder import Recorder
 from titanrl.runtime import status
 from titanrl.runtime.stop import abandonable, completing
-from titanrl.training.opening import OpenedRun, kind_of, open_run
+from titanrl.training.opening import OpenedRun, open_run
 from titanrl.training.session import Loader, Session, open_session
 from titanrl.training.stopping import is_stopped, save_for_stop, saving_if_abandoned
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from titanrl.algorithm.table import Algorithm
     from titanrl.config.alerts import Alerts
     from titanrl.config.experiment import Experiment
     from titanrl.data.tokenizer import ChatTokenizer
@@ -82,7 +83,7 @@ def train(experiment: Experiment, *, resume: bool = False, accept: Sequence[str]
             or the run cannot be resumed.
         TrainingError: the filters dropped everything, or an alert stopped the run.
     """
-    return run(training_loop(kind_of(experiment)), experiment, resume=resume, accept=accept)
+    return run(training_loop(experiment.loop_kind), experiment, resume=resume, accept=accept)
 
 
 def run(loop: TrainLoop[Loader], experiment: Experiment, *, resume: bool, accept: Sequence[str] = ()) -> Path:
@@ -119,7 +120,7 @@ def _train(loop: TrainLoop[Loader], experiment: Experiment, opened: OpenedRun) -
             steps=steps,
             done=done,
             enabled=session.is_main,
-            monitor=_monitor(experiment),
+            monitor=_monitor(experiment.alerts, experiment.algorithm, is_online=experiment.data is None),
             # Old and new policy are equal in such a step.
             constant=("loss/clip_fraction",) if session.objective.on_policy else (),
         )
@@ -190,12 +191,11 @@ def _open_session(loop: TrainLoop[Loader], experiment: Experiment, opened: Opene
     return session
 
 
-def _monitor(experiment: Experiment) -> AlertMonitor:
-    """Returns the monitor that raises alerts."""
-    limits = experiment.alerts
-    if not experiment.algorithm.compares_groups:
+def _monitor(limits: Alerts, algorithm: Algorithm, *, is_online: bool) -> AlertMonitor:
+    """Returns the monitor that raises the alerts that can mean something in a run."""
+    if not algorithm.compares_groups:
         limits = replace(limits, zero_std_groups=math.inf)
-    if experiment.data is not None:  # Supervised training may end with a low entropy.
+    if not is_online:  # Supervised training may end with a low entropy.
         limits = replace(limits, entropy=0.0)
     return AlertMonitor(limits)
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,7 +147,7 @@ def test_full_disk_is_reported_and_keeps_the_previous_checkpoint(
     engine, position = start(make_engine, tmp_path, async_mode=mode)
     go_on(engine, position, objective, 1)
     engine.close()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2 * free, free, free))
     monkeypatch.setattr(FileSystemWriter, "write_data", write)
 
     def save() -> None:

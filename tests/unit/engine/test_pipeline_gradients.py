@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from tests.unit.engine.one_weight import OneWeightModel, rows_of
+from tests.unit.engine.one_weight import OneWeightModel, model_of, rows_of
 from titanrl.engine.mesh import init_distributed
-from titanrl.engine.model import Model
 from titanrl.engine.packing import MicroBatch
 from titanrl.engine.pipeline import run_pipeline
 
@@ -35,22 +33,13 @@ def test_pipeline_schedule_accumulates_into_the_existing_gradient(schedule: str)
     """
     device = init_distributed()
     module = Product()
-    model = SimpleNamespace(
-        parts=[module],
-        stages=[PipelineStage(module, 0, 1, device)],
-        schedule_name=schedule,
-        schedule=None,
-        schedule_sizes=(0, 0),
-        is_first=True,
-        is_last=True,
-        inner_attention=None,
-    )
+    model = model_of([module], stages=[PipelineStage(module, 0, 1, device)], schedule_name=schedule)
 
     def hook(micro_batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[0, micro_batch.gather_index].sum()
 
     for accumulated in (2.0, 4.0, 6.0):
         micro_batches = OneWeightModel().micro_batches(rows_of([1, 1]))
-        run_pipeline(cast(Model, model), micro_batches, hook, trains=True)
+        run_pipeline(model, micro_batches, hook, trains=True)
         assert module.weight.grad is not None
         assert module.weight.grad.item() == accumulated

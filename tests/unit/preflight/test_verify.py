@@ -201,7 +201,7 @@ def test_copies_to_pinned_memory_need_a_gpu(model: Path) -> None:
 def test_rewards_object_to_a_machine_and_give_notices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = """reward=[{name = "code_tests"}, {name = "code_tests", label = "b", isolation = "process"}]"""
     chosen = experiment(model, rewards)
-    (notice,) = notices(chosen)
+    (notice,) = notices(chosen.reward)
     assert notice.startswith("[reward.1] code_tests: isolation = 'process' does not protect this machine")
     bubblewrap.missing_for_strict.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")

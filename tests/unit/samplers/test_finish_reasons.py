@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,7 +98,9 @@ def test_scripted_response_is_truncated_like_a_models(folder: Path) -> None:
     ("ids", "reported", "reason"),
     [(CUT[:LIMIT], "length", 1), (ENDED, "stop", 0), (FULL, "length", 1), ([5], "abort", 2), ([5], None, 2)],
 )
+@pytest.mark.vllm
 def test_finish_reason_of_vllm_is_mapped(ids: list[int], reported: str | None, reason: int) -> None:
-    entries = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-    completion = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=reported)
+    outputs, logprobs = pytest.importorskip("vllm.outputs"), pytest.importorskip("vllm.logprobs")
+    entries = [{token: logprobs.Logprob(-0.5)} for token in ids]
+    completion = outputs.CompletionOutput(0, "", ids, None, entries, finish_reason=reported)
     assert _completion_of(completion).finish_reason == reason

@@ -8,13 +8,13 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
+from tests.unit.training.sessions import OneProcess
 from titanrl.components.samplers.vllm import VLLM
 from titanrl.components.samplers.vllm.engine import _completion_of, _needed_bytes
 from titanrl.components.samplers.vllm.process import preserved_process_state
@@ -73,9 +73,11 @@ def test_process_state_is_restored_after_vllm() -> None:
     assert state() == before
 
 
+@pytest.mark.vllm
 def test_logprob_is_that_of_the_sampled_token_not_the_top_one() -> None:
-    entries = [{7: SimpleNamespace(logprob=-0.1), 3: SimpleNamespace(logprob=-2.3)}]
-    completion = SimpleNamespace(token_ids=(3,), logprobs=entries, finish_reason="abort")
+    outputs, logprobs = pytest.importorskip("vllm.outputs"), pytest.importorskip("vllm.logprobs")
+    entries = [{7: logprobs.Logprob(-0.1), 3: logprobs.Logprob(-2.3)}]
+    completion = outputs.CompletionOutput(0, "", (3,), None, entries, finish_reason="abort")
     assert _completion_of(completion)[:3] == ([3], [-2.3], 2)
 
 
@@ -101,7 +103,7 @@ def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
 def test_engines_partition_all_ranks(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"must divide the 1 ranks, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of(model))
-    engine = SimpleNamespace(world_size=3)
+    engine = OneProcess(world_size=3)
     with pytest.raises(ConfigError, match=r"must divide the 3 ranks, got 2"):
         VLLM(tensor_parallel_size=2).start(host_of(model, engine=engine))
 
@@ -124,7 +126,7 @@ def test_kv_cache_holds_the_responses_of_a_step(
 ) -> None:
     """A token's keys and values: 2 layers of 2 heads of 8 numbers of 2 bytes each, half of them per rank."""
     folder = create(tmp_path, layers=2, hidden=32, heads=4, kv_heads=2)
-    context = host_of(folder, engine=SimpleNamespace(world_size=world_size), num_rows=num_rows)
+    context = host_of(folder, engine=OneProcess(world_size=world_size), num_rows=num_rows)
     settings = VLLM(max_num_seqs=16, block_size=16, tensor_parallel_size=size)
     tokens = rows * (context.max_length + 16) + 16
     assert _needed_bytes(settings, context, "bfloat16") == tokens * 2 * 2 * (2 // size) * 8 * 2
