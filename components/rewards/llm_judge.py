@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from titanrl.components.rewards.http_json import ServerTimeout, request_json
-from titanrl.components.rewards.text import last_number, texts
-from titanrl.errors import TrainingError
+from titanrl.components.rewards.http_json import ServerUnavailable, fetch_json, json_client
+from titanrl.components.rewards.rating import parse_rating
+from titanrl.components.rewards.text import texts
+from titanrl.errors import ConfigError, TrainingError
 from titanrl.ops.scores import fill_missing_scores
 from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
+    import httpx
     from tensordict import TensorDict
 
 __all__ = ["LLMJudge"]
@@ -31,7 +32,10 @@ Answer:
 {response}
 
 Think about it briefly, then end with the rating, a number alone."""
-FIELDS = ("prompt", "response", "answer")
+FIELDS = {"prompt": "conversation", "response": "response", "answer": "answer"}
+"""Placeholder of the template -> text of the row that replaces it."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""Limit of a judge's reply."""
 
 
 @register("reward", "llm_judge")
@@ -39,11 +43,13 @@ FIELDS = ("prompt", "response", "answer")
 class LLMJudge:
     """Rating of the response by a language model, scaled to [0, 1].
 
-        reward = (x - low) / (high - low),  x the last number in the model's reply
+        reward = (x - low) / (high - low),  x the rating that the model's reply states
 
-    Each response is rated by one request, at temperature 0. If the reply has no number within the scale or
-    exceeds the timeout, the rating has failed and `failure_score` is the score. A server that cannot be
-    reached or rejects the request stops the run.
+    Each response is rated by one request, at temperature 0. The reply must state one rating: the last line
+    is a number, alone or as in `Score: 7`, `7 / 10`, `7 (out of 10)`, `[[7]]`, or the reply contains only
+    one number. The rating has failed, and `failure_score` is the score, if the reply is ambiguous (`7-8`),
+    outside the scale, cut at its token limit or malformed, or if the request times out or is rejected. If
+    the server cannot be reached for any row, or rejects the key or the address, the run stops.
 
     Source: MT-bench, arXiv 2306.05685 section 3.1 (single answer grading).
     """
@@ -53,8 +59,8 @@ class LLMJudge:
     model: str
     """Name of the model on that server."""
     template: str = TEMPLATE
-    """Prompt of the rating; {prompt}, {response} and {answer} are replaced by the row's texts, {response} is
-    required."""
+    """Prompt of the rating; {prompt} (of a chat: all its messages), {response} and {answer} are replaced by
+    the row's texts, {response} is required."""
     scale: tuple[float, float] = (1.0, 10.0)
     """Ratings that map to 0 and 1; the first must be < the second."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
@@ -80,7 +86,7 @@ class LLMJudge:
 
     @property
     def in_keys(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(("text", name) for name in FIELDS if f"{{{name}}}" in self.template)
+        return tuple(("text", key) for name, key in FIELDS.items() if f"{{{name}}}" in self.template)
 
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure_score."""
@@ -90,38 +96,78 @@ class LLMJudge:
         """Returns the score of each row, or the reason why its rating failed.
 
         Raises:
-            TrainingError: the server cannot be reached or rejects the request.
+            ConfigError: the key file cannot be read.
+            TrainingError: no row could be sent: the server cannot be reached, or rejects key or address.
         """
-        columns = [texts(batch, name) for name in FIELDS]
-        rows = [dict(zip(FIELDS, row, strict=True)) for row in zip(*columns, strict=True)]
-        headers = {}
-        if self.key_file is not None:
-            headers["Authorization"] = f"Bearer {Path(self.key_file).read_text('utf-8').strip()}"
-        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="titanrl-judge") as pool:
-            return list(pool.map(lambda row: self._score(row, headers), rows))
+        from anyio.from_thread import start_blocking_portal
 
-    def _score(self, row: dict[str, str], headers: dict[str, str]) -> float | str:
+        names = [name for name, key in FIELDS.items() if ("text", key) in self.in_keys]
+        columns = [texts(batch, FIELDS[name]) for name in names]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        headers = self._headers()
+        with start_blocking_portal(name="titanrl-judge") as portal:
+            results = portal.call(self._score_all, rows, headers)
+        # One row's failure is that row's; if no row reaches the server, it is the server's.
+        if results and all(isinstance(each, ServerUnavailable) for each in results):
+            raise results[0]  # type: ignore[misc]
+        return [str(each) if isinstance(each, TrainingError) else each for each in results]
+
+    def _headers(self) -> dict[str, str]:
+        if self.key_file is None:
+            return {}
+        try:
+            key = Path(self.key_file).read_text("ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"reward 'llm_judge' key_file '{self.key_file}' cannot be read: {error}; name a file with "
+                "the key alone, in ASCII."
+            ) from None
+        return {"Authorization": f"Bearer {key}"}
+
+    async def _score_all(
+        self, rows: list[dict[str, str]], headers: dict[str, str]
+    ) -> list[float | str | TrainingError]:
+        import asyncio
+
+        limit = asyncio.Semaphore(self.concurrency)
+        async with json_client(headers, connections=self.concurrency) as client:
+
+            async def score(row: dict[str, str]) -> float | str | TrainingError:
+                async with limit:
+                    return await self._score(client, row)
+
+            return list(await asyncio.gather(*map(score, rows)))
+
+    async def _score(self, client: httpx.AsyncClient, row: dict[str, str]) -> float | str | TrainingError:
         # One pass, because a text may itself contain {answer}.
         text = re.sub(r"\{(prompt|response|answer)\}", lambda match: row[match[1]], self.template)
-        # JSON has no lone surrogates.
+        # Lone surrogates have no form in UTF-8.
         content = text.encode("utf-8", "replace").decode()
         payload = {"model": self.model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
         url = f"{self.endpoint.rstrip('/')}/chat/completions"
         try:
-            reply = request_json(
-                url, payload, timeout_seconds=self.timeout_seconds, retries=self.retries, headers=headers
+            reply = await fetch_json(
+                client,
+                url,
+                payload,
+                timeout_seconds=self.timeout_seconds,
+                retries=self.retries,
+                max_bytes=MAX_REPLY_BYTES,
             )
-        except ServerTimeout as error:
-            return str(error)
+        except TrainingError as error:
+            return error
+        return self._read(url, reply)
+
+    def _read(self, url: str, reply: Any) -> float | str:
         try:
-            rating_text = str(reply["choices"][0]["message"]["content"])
-        except (TypeError, KeyError, IndexError):
-            raise TrainingError(
-                f"{url} did not return a chat completion, got {str(reply)[:200]!r}."
-            ) from None
-        (low, high), rating = self.scale, last_number(rating_text)
-        if rating is None or not low <= rating <= high:
-            return (
-                f"the model gave no rating in [{low:g}, {high:g}], its reply ends with {rating_text[-100:]!r}"
-            )
-        return (rating - low) / (high - low)
+            choice = reply["choices"][0]
+            rating_text = choice["message"]["content"]
+            is_cut = choice.get("finish_reason") == "length"
+        except (TypeError, KeyError, IndexError, AttributeError):
+            return f"{url} did not return a chat completion, got {str(reply)[:200]!r}"
+        if not isinstance(rating_text, str):
+            return f"{url} did not return a text, got {str(rating_text)[:200]!r}"
+        if is_cut:
+            return f"the model's reply was cut at its token limit, it ends with {rating_text[-100:]!r}"
+        (low, high), rating = self.scale, parse_rating(rating_text, self.scale)
+        return rating if isinstance(rating, str) else (rating - low) / (high - low)

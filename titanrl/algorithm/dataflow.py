@@ -27,6 +27,7 @@ ROLLOUT_KEYS: tuple[BatchKey, ...] = (
     "prompt_id",
     "finish_reason",
     ("text", "prompt"),
+    ("text", "conversation"),
     ("text", "response"),
     ("text", "answer"),
     ("text", "columns"),

@@ -79,6 +79,7 @@ def collate_rollouts(
             "finish_reason": torch.tensor([each.finish_reason for each in completions], dtype=torch.int8),
             "text": {
                 "prompt": [request.text for request in requests],
+                "conversation": [request.conversation or request.text for request in requests],
                 "response": [decode(each.ids) for each in completions],
                 "answer": [request.answer for request in requests],
                 "columns": [dict(request.columns) for request in requests],

@@ -12,7 +12,7 @@ from titanrl.data.columns import json_columns
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
 from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
-from titanrl.protocols import Prompt, PromptSource, RolloutRequest
+from titanrl.protocols import Messages, Prompt, PromptSource, RolloutRequest
 from titanrl.registry import name_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PromptLoader",
     "PromptTables",
+    "conversation_text",
     "held_out_prompts",
     "open_prompts",
     "prompt_id",
@@ -58,6 +59,8 @@ class TokenizedPrompt(NamedTuple):
     columns: dict[str, Any]
     prompt_id: int
     source: str
+    conversation: str
+    """The whole prompt as text."""
 
 
 class PromptLoader:
@@ -132,10 +135,20 @@ class PromptLoader:
                     prompt_id=prompt.prompt_id,
                     source=prompt.source,
                     extras={key: prompt.columns[key] for key in self._out_keys},
+                    conversation=prompt.conversation,
                 )
                 for sample_index in range(samples)
             ]
         return requests
+
+
+def conversation_text(messages: Messages | str) -> str:
+    """Return a whole prompt as text: of a chat with several messages, each under its role."""
+    if isinstance(messages, str):
+        return messages
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
 def prompt_id(source: str, prompt: Prompt) -> int:
@@ -167,7 +180,13 @@ def _read(
         raise ConfigError(f"[{table}] prompt {index} {error}") from error
     origin = prompt.source or name
     return TokenizedPrompt(
-        ids, text, prompt.answer, json_columns(prompt.columns), prompt_id(origin, prompt), origin
+        ids,
+        text,
+        prompt.answer,
+        json_columns(prompt.columns),
+        prompt_id(origin, prompt),
+        origin,
+        conversation_text(prompt.messages),
     )
 
 

@@ -60,6 +60,8 @@ class RolloutRequest(NamedTuple):
     """Name of the source that the prompt comes from."""
     extras: Mapping[str, Any] = NO_COLUMNS
     """Registered batch key that the source's ``out_keys`` name -> the row's value."""
+    conversation: str = ""
+    """The whole prompt as text, a chat with the role of each message; empty: ``text`` is the whole prompt."""
 
 
 NO_EXTRAS: Mapping[str, Any] = {}

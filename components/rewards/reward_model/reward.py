@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
-from titanrl.components.rewards.http_json import request_json
+from titanrl.components.rewards.http_json import MalformedReply, ServerTimeout, request_json
 from titanrl.components.rewards.reward_model.scorer import BATCH_TOKENS, ModelFacts, facts_of, scorer
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.ops.prefix import loss_lengths
@@ -80,18 +80,25 @@ class RewardModel:
         return fill_missing_scores(self.scores(batch), 0.0)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
-        """Returns the score of each row, or the reason why it has none: no loss tokens.
+        """Returns the score of each row, or the reason why it has none.
+
+        A row without loss tokens has none, and no row has one if the server's reply is malformed or late.
 
         Raises:
             ConfigError: the model does not exist.
-            TrainingError: the server does not reply, or its reply is malformed.
+            TrainingError: the server cannot be reached, or rejects the rows.
         """
         lengths = loss_lengths(batch["loss_mask"]).tolist()
         rows = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         nonempty = [index for index, row in enumerate(rows) if row]
         scores: list[float | str] = ["the row has no loss tokens"] * len(rows)
         if nonempty:
-            heads, head_scores = self._score([rows[index] for index in nonempty])
+            try:
+                heads, head_scores = self._score([rows[index] for index in nonempty])
+            except (MalformedReply, ServerTimeout) as error:
+                for index in nonempty:
+                    scores[index] = str(error)
+                return scores
             weights = self.weights(heads)
             for index, parts in zip(nonempty, head_scores, strict=True):
                 score = math.fsum(weight * part for weight, part in zip(weights, parts, strict=True))
@@ -136,12 +143,13 @@ class RewardModel:
             return model.facts.heads, model(rows)
         reply = self._request("score", {"input_ids": rows}, self.timeout_seconds or TIMEOUT_SECONDS)
         try:
-            heads, scores = reply["heads"], reply["scores"]
-            if len(scores) == len(rows):
-                return heads, scores
-        except (TypeError, KeyError):
-            pass
-        raise TrainingError(self._malformed(reply))
+            heads, scores = [str(name) for name in reply["heads"]], reply["scores"]
+            parts = [[float(part) for part in row] for row in scores]
+        except (TypeError, KeyError, ValueError, OverflowError):
+            raise MalformedReply(self._malformed(reply)) from None
+        if len(parts) != len(rows) or any(len(row) != len(heads) for row in parts):
+            raise MalformedReply(self._malformed(reply))
+        return heads, parts
 
     def _request(self, resource: str, payload: Any, seconds: float) -> Any:
         return request_json(f"{str(self.url).rstrip('/')}/{resource}", payload, timeout_seconds=seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import sys
@@ -11,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rewards.servers import answering
+from tests.unit.rewards.servers import answering, handling, respond
 from titanrl.components.rewards import http_json
-from titanrl.components.rewards.http_json import ServerTimeout, request_json
+from titanrl.components.rewards.http_json import (
+    MalformedReply,
+    ServerTimeout,
+    ServerUnavailable,
+    request_json,
+)
 from titanrl.errors import TrainingError
 
 
@@ -21,7 +27,11 @@ from titanrl.errors import TrainingError
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made, without making them."""
     seen: list[float] = []
-    monkeypatch.setattr(http_json.time, "sleep", seen.append)
+
+    async def pause(seconds: float) -> None:
+        seen.append(seconds)
+
+    monkeypatch.setattr(http_json, "_pause", pause)
     return seen
 
 
@@ -37,7 +47,13 @@ def test_request_is_retried_with_backoff_on_a_transient_status(pauses: list[floa
 
 @pytest.mark.parametrize(
     ("status", "reply", "message"),
-    [(422, {"detail": "row 3 is bad"}, "replied 422 .*row 3 is bad"), (200, "<html>", "did not return JSON")],
+    [
+        (422, {"detail": "row 3 is bad"}, "replied 422 .*row 3 is bad"),
+        (200, "<html>", "did not return JSON"),
+        (200, "NaN", "did not return JSON: NaN is not a JSON number"),
+        (200, "[" * 100_000, "did not return JSON: .*recursion"),
+        (200, "\xff", "did not return JSON"),
+    ],
 )
 def test_permanent_error_is_reported_immediately(
     status: int, reply: Any, message: str, pauses: list[float]
@@ -110,10 +126,136 @@ def test_long_error_response_is_truncated() -> None:
     assert 400 < str(caught.value).count("x") <= 500
 
 
+def test_deadline_covers_a_reply_that_trickles() -> None:
+    """Each read takes a tenth of the timeout; a timeout per read would let it go on for 10 s."""
+
+    def trickle(handler: Any, _: bytes) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(200):
+            handler.wfile.write(b" ")
+            time.sleep(0.05)
+
+    with handling(trickle) as url:
+        began = time.monotonic()
+        with pytest.raises(ServerTimeout, match=r"did not reply within 0\.5 s"):
+            request_json(url, {}, timeout_seconds=0.5)
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setattr(http_json, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setitem(request_json.__globals__["fetch_json"].__kwdefaults__, "max_bytes", 10_000)
+    sent: list[int] = []
+
+    def flood(handler: Any, _: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", encoding)
+        handler.end_headers()
+        chunk = b" " * 65536
+        for _ in range(1000):
+            handler.wfile.write(chunk if encoding == "identity" else gzip.compress(chunk * 20))
+            sent.append(len(chunk))
+
+    with handling(flood) as url, pytest.raises(MalformedReply, match="replied with more than 10000 bytes"):
+        request_json(url, {}, timeout_seconds=20)
+    assert len(sent) < 1000
+
+
+def test_redirect_to_another_origin_gets_neither_credential_nor_content() -> None:
+    stolen: list[Any] = []
+    with answering(lambda path, sent: (200, stolen.append(sent))) as other:
+
+        def away(handler: Any, _: bytes) -> None:
+            respond(handler, 307, b"", {"Location": f"{other}/steal"})
+
+        with (
+            handling(away) as url,
+            pytest.raises(
+                ServerUnavailable, match=f"redirects to another server, {other}/steal, which is not"
+            ),
+        ):
+            request_json(url, {"a": 1}, timeout_seconds=5, headers={"Authorization": "Bearer secret"})
+    assert stolen == []
+
+
+def test_redirect_on_the_same_origin_keeps_method_content_and_credential() -> None:
+    def handle(handler: Any, body: bytes) -> None:
+        if handler.path == "/v1":
+            respond(handler, 308, b"", {"Location": "/v1/"})
+        elif handler.path == "/loop":
+            respond(handler, 307, b"", {"Location": "/loop"})
+        elif handler.path == "/get":
+            respond(handler, 302, b"", {"Location": "/v1/"})
+        else:
+            respond(handler, 200, b'["%s", %s]' % (handler.headers["Authorization"].encode(), body))
+
+    with handling(handle) as url:
+        headers = {"Authorization": "Bearer key"}
+        assert request_json(f"{url}/v1", {"a": 1}, timeout_seconds=5, headers=headers) == [
+            "Bearer key",
+            {"a": 1},
+        ]
+        with pytest.raises(ServerUnavailable, match="redirects more than 5 times"):
+            request_json(f"{url}/loop", {}, timeout_seconds=5)
+        with pytest.raises(ServerUnavailable, match="without the content of the request"):
+            request_json(f"{url}/get", {}, timeout_seconds=5)
+
+
+def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def proxy(path: str, sent: Any) -> tuple[int, Any]:
+        paths.append(path)
+        return 200, {"ok": 1}
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(proxy) as url:
+        monkeypatch.setenv("http_proxy", url)
+        assert request_json("http://judge.invalid/v1", {}, timeout_seconds=5) == {"ok": 1}
+        monkeypatch.setenv("no_proxy", "judge.invalid")
+        with pytest.raises(ServerUnavailable, match="cannot be reached"):
+            request_json("http://judge.invalid/v1", {}, timeout_seconds=5, retries=0)
+    assert paths == ["http://judge.invalid/v1"]
+
+
+def test_retry_after_is_the_least_pause(pauses: list[float]) -> None:
+    replies = iter([(503, {"Retry-After": "3"}), (429, {"Retry-After": "soon"}), (200, {})])
+
+    def handle(handler: Any, _: bytes) -> None:
+        status, headers = next(replies)
+        respond(handler, status, b"1", headers)
+
+    with handling(handle) as url:
+        assert request_json(url, {}, timeout_seconds=60) == 1
+    assert pauses == [3.0, 0.5]
+
+
+def test_errors_do_not_show_the_password_of_the_address() -> None:
+    with answering(lambda *_: (401, {})) as url, pytest.raises(ServerUnavailable) as caught:
+        request_json(url.replace("//", "//me:secret@"), {}, timeout_seconds=5)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ServerUnavailable, match="cannot be re"):
+        request_json("http://[nonsense", {}, timeout_seconds=5, retries=0)
+
+
+def test_request_works_inside_a_running_loop() -> None:
+    """As in a notebook."""
+    import asyncio
+
+    async def cell() -> Any:
+        with answering(lambda *_: (200, 5)) as url:
+            return request_json(url, {}, timeout_seconds=5)
+
+    assert asyncio.run(cell()) == 5
+
+
 def test_module_imports_no_http_client_at_the_top() -> None:
     code = (
         "import sys, titanrl.components.rewards.http_json as m; "
-        "assert not {'ssl', 'http.client', 'urllib.request'} & set(sys.modules)"
+        "assert not {'asyncio', 'ssl', 'httpx', 'anyio', 'tenacity'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

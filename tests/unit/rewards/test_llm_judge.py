@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from titanrl.errors import TrainingError
 def batch(*responses: str) -> TensorDict:
     text = {
         "prompt": ["1 + 1?"] * len(responses),
+        "conversation": ["[system]\nbe brief\n\n[user]\n1 + 1?"] * len(responses),
         "response": list(responses),
         "answer": ["2"] * len(responses),
     }
@@ -32,7 +34,7 @@ def completion(text: str | None) -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
-def test_last_number_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_path: Path) -> None:
+def test_rating_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
 
     def answer(path: str, sent: Any) -> tuple[int, Any]:
@@ -40,7 +42,7 @@ def test_last_number_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_p
         said = sent["messages"][0]["content"]
         time.sleep(0.05 if "slow" in said else 0.0)
         return 200, completion(
-            {"slow": "I give it 5", "best": "1 or rather 5: 9.", "bad": "1"}[said.split()[2]]
+            {"slow": "I give it 5", "best": "1 or rather 5:\n**9**", "bad": "1"}[said.split()[2]]
         )
 
     (tmp_path / "key").write_text("secret\n")
@@ -73,25 +75,79 @@ def test_reply_without_a_rating_and_a_timeout_fail_alone() -> None:
         fine, slow, none, empty, beyond, broken = rated.scores(rows)
         assert fine == broken == 1.0
         assert "did not reply within 0.5 s" in slow
-        for reason, said in ((none, "no idea"), (empty, "None"), (beyond, "11")):
+        assert "did not return a text, got 'None'" in empty
+        for reason, said in ((none, "no idea"), (beyond, "11")):
             assert reason == f"the model gave no rating in [1, 10], its reply ends with {said!r}"
         late.set()
         assert rated(rows[2:4]).tolist() == [-1.0, -1.0]
 
 
+@pytest.mark.parametrize("status", [401, 404, 403])
+def test_server_that_refuses_every_row_ends_the_run(status: int) -> None:
+    with (
+        answering(lambda *_: (status, {"error": "no such key"})) as url,
+        pytest.raises(TrainingError, match=f"replied {status} .*no such key"),
+    ):
+        judge(url).scores(batch("fine", "good"))
+
+
+def test_server_that_cannot_be_reached_ends_the_run() -> None:
+    with answering(lambda *_: (200, {})) as url:
+        pass
+    with pytest.raises(TrainingError, match="cannot be reached"):
+        judge(url, retries=0).scores(batch("fine", "good"))
+
+
 @pytest.mark.parametrize(
     ("status", "reply", "message"),
     [
-        (401, {"error": "no such key"}, "replied 401 .*no such key"),
-        (200, {}, "did not return a chat completion"),
+        (200, {}, "did not return a chat completion, got '{}'"),
+        (200, [], r"did not return a chat completion, got '\[\]'"),
+        (200, {"choices": ["7"]}, "did not return a chat completion"),
+        (200, {"choices": [{"message": {"content": [7]}}]}, "did not return a text"),
+        (
+            200,
+            {"choices": [{"message": {"content": "At first, 7"}, "finish_reason": "length"}]},
+            "reply was cut at its token limit, it ends with 'At first, 7'",
+        ),
+        (200, "<html>", "did not return JSON"),
+        (200, "[" * 100_000, "did not return JSON"),
+        (200, "\xff", "did not return JSON"),
+        (400, {"error": "the prompt is too long"}, "replied 400 .*the prompt is too long"),
+        (404, {"error": "?"}, "replied 404"),
+        (500, {}, "replied 500"),
     ],
 )
-def test_wrong_judge_server_ends_the_run(status: int, reply: Any, message: str) -> None:
-    with (
-        answering(lambda *_: (status, reply)) as url,
-        pytest.raises(TrainingError, match=message),
-    ):
-        judge(url).scores(batch("fine"))
+def test_bad_reply_fails_one_row(status: int, reply: Any, message: str) -> None:
+    def answer(path: str, sent: Any) -> tuple[int, Any]:
+        is_bad = "bad" in sent["messages"][0]["content"]
+        return (status, reply) if is_bad else (200, completion("10"))
+
+    with answering(answer) as url:
+        fine, bad, good = judge(url, retries=0).scores(batch("fine", "bad", "good"))
+    assert (fine, good) == (1.0, 1.0)
+    assert re.search(message, bad), bad
+
+
+def test_judge_sees_the_whole_conversation() -> None:
+    seen: list[str] = []
+
+    def answer(path: str, sent: Any) -> tuple[int, Any]:
+        seen.append(sent["messages"][0]["content"])
+        return 200, completion("5")
+
+    with answering(answer) as url:
+        rated = judge(url)
+        rated.scores(batch("2"))
+    assert "Question:\n[system]\nbe brief\n\n[user]\n1 + 1?\n" in seen[0]
+    assert rated.in_keys == (("text", "conversation"), ("text", "response"))
+
+
+def test_key_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("schlüssel")
+    for name in ("key", "none"):
+        with pytest.raises(titanrl.ConfigError, match=f"key_file '{tmp_path}/{name}' cannot be read"):
+            judge("http://a", key_file=str(tmp_path / name)).scores(batch("fine"))
 
 
 @pytest.mark.parametrize(

@@ -180,13 +180,22 @@ def test_model_of_several_heads_gives_their_weighted_sum() -> None:
                 reward(url=url, heads=wrong).scores(batch)
 
 
-def test_other_server_is_distinguished_from_a_reward_server() -> None:
-    for reply in ({}, {"heads": ["a"], "scores": [[1.0]]}, [1.0]):
-        with (
-            answering(lambda *_, reply=reply: (200, reply)) as url,
-            pytest.raises(TrainingError, match=f"{url} is not a reward server of this version"),
-        ):
-            reward(url=url).scores(make_batch()[:2])
+def test_malformed_reply_fails_the_rows_and_not_the_run() -> None:
+    replies = (
+        {},
+        {"heads": ["a"], "scores": [[1.0]]},
+        [1.0],
+        {"heads": ["a"], "scores": [[1.0], ["x"]]},
+        "<html>",
+    )
+    batch = make_batch()[:2]
+    for reply in replies:
+        with answering(lambda *_, reply=reply: (200, reply)) as url:
+            first, second = reward(url=url).scores(batch)
+            problem = "did not return JSON" if reply == "<html>" else "is not a reward server of this version"
+            assert first == second
+            assert problem in str(first)
+            assert reward(url=url)(batch).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
