@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.unit.test_architecture import LAYERS
 from tools.architecture_plot import COLUMNS, FILE, direct, imports_of_packages
 
@@ -23,6 +25,7 @@ def test_every_file_and_folder_on_the_page_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_plot_shows_the_imports_of_the_code() -> None:
     arrows = {
         f"{package}-{target}" for package, each in direct(imports_of_packages()).items() for target in each

@@ -101,6 +101,7 @@ def test_error_message_of_the_readme_is_the_real_one(folder):
         assert line.strip().removesuffix(" ...") in str(caught.value)
 
 
+@pytest.mark.slow
 def test_commands_and_options_of_the_readme_exist():
     commands = [
         line for block in blocks("bash") for line in block.splitlines() if line.startswith("titanrl ")

@@ -156,6 +156,7 @@ def test_report_states_results_and_method(ablation: Ablation, finish: Finish) ->
     assert "reward/mean by tokens" in html
 
 
+@pytest.mark.slow
 def test_report_of_unfinished_runs_is_marked_as_partial(ablation: Ablation, finish: Finish) -> None:
     planned = plan(ablation())
     with pytest.raises(TrainingError, match="nothing to report"):

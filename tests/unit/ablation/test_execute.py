@@ -16,6 +16,8 @@ from titanrl.ablation.plan import Plan, PlannedRun, plan
 from titanrl.ablation.view import AblationView
 from titanrl.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 WHOLE = [{"step": 1, "reward/mean": 0.1}, {"step": 2, "reward/mean": 0.3}]
 
 

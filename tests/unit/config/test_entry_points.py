@@ -10,7 +10,11 @@ from pathlib import Path
 COMPONENT = """
 from dataclasses import dataclass
 from typing import ClassVar
+import pytest
+
 from titanrl import register
+
+pytestmark = pytest.mark.slow
 
 @register("loss", "packaged_loss")
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from titanrl.engine import Engine
 from titanrl.engine.restore import choose_checkpoint
 from titanrl.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Engine]
 
 

@@ -18,6 +18,8 @@ from titanrl.config.engine_tables import Checkpoint, LRScheduler, Optimizer
 from titanrl.engine import Engine, has_checkpoint
 from titanrl.errors import TrainingError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Engine]
 
 
@@ -61,7 +63,6 @@ def go_on(
             engine.save(position.step)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "mode"), [(1, "disabled"), (3, "disabled"), (3, "async")])
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
     tmp_path: Path, make_engine: Make, objective: Objective, stop: int, mode: str
@@ -91,7 +92,6 @@ def test_load_returns_false_without_a_checkpoint(tmp_path: Path, make_engine: Ma
     assert not has_checkpoint(tmp_path / "checkpoints")
 
 
-@pytest.mark.slow
 def test_incomplete_checkpoint_is_skipped(tmp_path: Path, make_engine: Make, objective: Objective) -> None:
     engine, position = start(make_engine, tmp_path)
     go_on(engine, position, objective, 3)
@@ -122,7 +122,6 @@ def test_repeated_step_is_unmarked_while_it_is_written(
     assert position.step == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("free", "mode", "says"),
     [

@@ -23,6 +23,8 @@ from titanrl.engine.manifest import hash_files, read_manifest, write_manifest
 from titanrl.engine.restore import choose_checkpoint, load_weights, problem_of
 from titanrl.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Engine]
 SHARD, METADATA, MANIFEST = "__0_0.distcp", ".metadata", "manifest.json"
 

@@ -16,6 +16,8 @@ from titanrl.errors import ConfigError
 from titanrl.models.stored import source_dtype
 from titanrl.models.tiny import create
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "tiny_grpo.toml"
 
 

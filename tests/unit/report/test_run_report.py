@@ -25,6 +25,8 @@ from titanrl.report.record import RunRecord, flattened, read_runs
 from titanrl.report.run_report import write_report
 from titanrl.report.samples import MAX_SAMPLES, sample_browser
 
+pytestmark = pytest.mark.slow
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FILE = """
 [run]
@@ -72,7 +74,6 @@ def a_run(folder: Path, seed: int = 0, answer: str = "four") -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_report_is_one_file_with_the_data_of_its_runs(tmp_path: Path) -> None:
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=7)
     alerts = JsonLines(first / "alerts.jsonl")
@@ -148,7 +149,6 @@ def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:
     assert heads[heads.index("score") :][:4] == ["score", "score low", "score high", "tokens"]
 
 
-@pytest.mark.slow
 def test_alerts_of_one_run_do_not_name_it(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a")
     alerts = JsonLines(folder / "alerts.jsonl")

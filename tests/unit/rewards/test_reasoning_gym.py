@@ -13,6 +13,8 @@ import titanrl
 from titanrl.components.sources.reasoning_gym_tasks import decode_entry, encode_entry, task_options
 from titanrl.config import load
 
+pytestmark = pytest.mark.slow
+
 EASY = {"max_terms": 2, "max_digits": 1}
 
 
@@ -46,7 +48,6 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert not asked & questions(held_out)
 
 
-@pytest.mark.slow
 def test_quickstart_evaluation_questions_are_held_out() -> None:
     experiment = load(Path("experiments/quickstart.toml"))
     assert experiment.prompts is not None

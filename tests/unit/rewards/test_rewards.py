@@ -80,7 +80,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", titanrl.names("reward"))
+SLOW = ("code_tests", "math_answer", "reasoning_gym")
+"""Rewards that start processes or import large packages."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in titanrl.names("reward")
+    ],
+)
 def test_reward_is_one_finite_number_per_row_in_order(name: str) -> None:
     """For any text, a row has the same score in a batch and alone."""
     component = reward(name)
@@ -108,6 +118,7 @@ def test_text_reward_takes_any_text(name: str, texts: list[str]) -> None:
     assert bool(reward(name)(make(texts)).isfinite().all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["math_answer", "exact_match", "reasoning_gym"])
 def test_model_text_is_never_executed(name: str, tmp_path: Path) -> None:
     """No expression of the response runs as Python."""
@@ -139,6 +150,7 @@ def test_exact_match_of_numbers_beyond_floats_does_not_match() -> None:
     assert reward("exact_match", extract="number")(batch).tolist() == [0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "right", "score"),
     [
@@ -157,6 +169,7 @@ def test_math_answer_is_symmetric(left: str, right: str, score: float) -> None:
     assert reward("math_answer")(batch).tolist() == [score, score]
 
 
+@pytest.mark.slow
 def test_math_answer_requires_a_reference() -> None:
     """Unparsable texts equal nothing, an explicit empty set equals an empty set."""
     responses = ["", r"\boxed{}", "@@", r"\boxed{\emptyset}", r"\boxed{\emptyset}", r"\boxed{4}"]
@@ -172,6 +185,7 @@ def test_math_answer_times_out_on_a_power_tower() -> None:
     assert values.tolist() == [1.0, -0.5, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_math_answer_without_a_box_is_extracted() -> None:
     batch = make(["The answer is 4.", "It is $x = 4$.", "no number"])
     assert reward("math_answer")(batch).tolist() == [1.0, 1.0, 0.0]

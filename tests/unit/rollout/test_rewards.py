@@ -114,6 +114,7 @@ def test_failing_row_gets_the_failure_score_and_others_keep_theirs(bad: Callable
     assert reasons == {"r": {1: why}}
 
 
+@pytest.mark.slow
 def test_function_that_always_hangs_fails_on_every_row() -> None:
     start = time.monotonic()
     scored = score_rewards(make("a", "b"), [Term(lambda batch: sleep(), timeout_seconds=0.3)])
@@ -195,6 +196,7 @@ def test_none_is_a_missing_score_of_its_row() -> None:
     assert reasons == {"r": {0: "returned nan"}}
 
 
+@pytest.mark.slow
 def test_reward_is_given_up_after_three_timeouts_in_a_row() -> None:
     start = time.monotonic()
     texts = [f"{number}" for number in range(40)]

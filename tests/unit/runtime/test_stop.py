@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LISTENING = """
 import hashlib, signal, sys, time
 from titanrl.runtime import status, stop

@@ -14,6 +14,8 @@ import pytest
 from tests.unit.runtime.worker_pool_targets import act, leave_children, threads_and_modules
 from titanrl.runtime.worker_pool import CallResult, WorkerPool, descendants, map_with_timeout
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
@@ -33,7 +35,6 @@ def test_no_items_start_no_worker() -> None:
     assert pool._workers == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["sleep", "spin", "tower"])
 def test_timed_out_item_fails_and_the_next_is_scored(pool: WorkerPool, what: str) -> None:
     """Also inside C code that no signal handler interrupts."""

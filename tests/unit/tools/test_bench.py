@@ -74,6 +74,7 @@ def test_new_ratios_replace_those_of_the_same_test() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_command_plots_stores_and_fails_on_a_regression(tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
@@ -110,6 +111,7 @@ def test_performance_page_shows_the_stored_results() -> None:
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
 
 
+@pytest.mark.slow
 def test_plot_has_every_ratio_at_its_position(tmp_path: Path) -> None:
     slow = Ratio(test="benchmarks/test_bench_head.py::test_bench_head[a]", peer="naive", ratio=0.9)
     fast = Ratio(test=TEST, peer="trl", ratio=30.0, low=20.0, high=40.0)
