@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from titanrl.components.rewards.text import last_boxed, texts
 from titanrl.registry import Range, register
-from titanrl.runtime.worker_pool import map_with_timeout
+from titanrl.runtime.worker_pool import map_with_timeout, max_map_seconds
 
 # No torch at module level: the grading workers import this file.
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class MathAnswer:
         from titanrl.ops.scores import fill_missing_scores
 
         return fill_missing_scores(self.scores(batch), self.failure_score)
+
+    def max_seconds(self, num_rows: int) -> float:
+        """Returns the longest time that scoring ``num_rows`` responses may take, seconds."""
+        return max_map_seconds(num_rows, self.timeout_seconds)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading failed or timed out."""

@@ -38,7 +38,7 @@ class SelectedRows(NamedTuple):
 
 @torch.no_grad()
 def select_rows(batch: TensorDict, algorithm: Algorithm) -> SelectedRows:
-    """Returns the rows that pass the filters.
+    """Returns the scored rows that pass the filters.
 
     Each filter sees the unfiltered batch, and a row must pass all filters. For losses on pairs, sampled rows
     are arranged in pairs: see ``to_preference_pairs``.
@@ -49,6 +49,8 @@ def select_rows(batch: TensorDict, algorithm: Algorithm) -> SelectedRows:
     """
     if algorithm.filter:
         batch = batch[torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)]
+    if batch.get("reward", None) is not None and bool((unscored := batch["reward"].isnan()).any()):
+        batch = batch[~unscored]
     num_kept = len(batch)
     if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
         batch = to_preference_pairs(batch)

@@ -26,6 +26,8 @@ from titanrl.recipes.settings import is_recipe, load_recipe
 from titanrl.runtime.lazy import lazy_torch
 
 if TYPE_CHECKING:
+    from titanrl.config.engine_tables import Parallelism
+    from titanrl.config.tables import Loop, Reward
     from titanrl.models.memory import MemoryEstimate
 
 __all__ = ["check", "show"]
@@ -52,7 +54,7 @@ def check(
     lazy_torch()
     has_failed = False
     for file in files:
-        memory_text, warnings = "", list[str]()
+        memory_text, reward_text, warnings = "", "", list[str]()
         try:
             kind = "ablation" if is_ablation(file) else "recipe" if is_recipe(file) else ""
             if kind and data:
@@ -69,6 +71,7 @@ def check(
                 warnings = notices(experiment.reward)
                 ranks = nproc or experiment.parallelism.least_ranks
                 memory_text = _memory_text(estimate_rank_memory(experiment, ranks), ranks)
+                reward_text = _reward_text(experiment.reward, experiment.loop, experiment.parallelism, ranks)
                 if data and (num_bad := scan_data(experiment, Console())):
                     noun, pronoun = ("example", "it") if num_bad == 1 else ("examples", "them")
                     raise ConfigError(f"{num_bad} bad {noun}; fix or remove {pronoun}.", file=str(file))
@@ -79,10 +82,21 @@ def check(
             typer.secho(f"{file}: OK", fg="green")
             for text in warnings:
                 typer.secho(f"  warning: {text}", fg="yellow", err=True)
-            if memory_text:
-                typer.echo(memory_text)
+            for text in filter(None, (memory_text, reward_text)):
+                typer.echo(text)
     if has_failed:
         raise typer.Exit(2)
+
+
+def _reward_text(rewards: Sequence[Reward], loop: Loop, mesh: Parallelism, world_size: int) -> str:
+    """Return the longest time that rewards may take in a step, if every response takes its timeout."""
+    if not rewards:
+        return ""
+    ranks = world_size // (mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree)
+    num_rows = -(-loop.prompts_per_step // ranks) * loop.samples_per_prompt
+    limits = {each.label: each.max_seconds(num_rows) for each in rewards}
+    parts = (f"{label} {'no limit' if each is None else f'{each:g} s'}" for label, each in limits.items())
+    return f"  rewards of a step ({num_rows} responses a rank) take at most: {', '.join(parts)}"
 
 
 def _memory_text(estimates: Sequence[MemoryEstimate], world_size: int) -> str:

@@ -71,6 +71,10 @@ class Model:
             )
 
 
+MAX_TIMEOUTS_OF_A_BATCH = 5
+"""Time limit of a reward for a batch and for its rows alone together, in timeouts."""
+
+
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
@@ -88,14 +92,27 @@ class Reward:
     failure_score: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Score of a response on which the function raises, returns no finite number or times out."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
-    """Time limit of the function for a batch, and then for each row alone, seconds."""
+    """Time limit of the function for a batch, and then for each row alone, seconds. A batch takes five times
+    as long at most."""
+    concurrency: Annotated[int, Range("[1, 1024]")] = 8
+    """Responses that are scored at a time, in threads, if the function fails on the batch."""
+    on_failure: Literal["score", "unscored"] = "score"
+    """Treatment of a response on which the function fails in training: it gets failure_score, or it is left
+    out of group statistics and loss. Evaluation always uses failure_score."""
 
     def __post_init__(self) -> None:
-        for key in ("failure_score", "timeout_seconds"):
+        for key in ("failure_score", "timeout_seconds", "concurrency"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
             object.__setattr__(self, "label", name_of(self.component))
+
+    def max_seconds(self, num_rows: int) -> float | None:
+        """Returns the longest time that scoring ``num_rows`` responses may take, seconds; None: no limit."""
+        own = getattr(self.component, "max_seconds", None)
+        if own is not None:
+            return float(own(num_rows))
+        return None if hasattr(self.component, "scores") else self.timeout_seconds * MAX_TIMEOUTS_OF_A_BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

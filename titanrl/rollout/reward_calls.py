@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import inspect
-import queue
-import threading
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from titanrl.config.tables import MAX_TIMEOUTS_OF_A_BATCH
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import where0
 from titanrl.ops.scores import fill_missing_scores
 from titanrl.ops.sequence import is_last_loss_token
 from titanrl.protocols.batch import KEYS
 from titanrl.registry import declared
-from titanrl.runtime.worker import error_text
+from titanrl.rollout.reward_threads import LATE, FailedCall, RewardThreads
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from titanrl.protocols import RewardFunction
 
-__all__ = ["RewardResults", "RewardTerm", "RewardThread", "call_reward"]
+__all__ = ["RewardResults", "RewardTerm", "call_reward"]
 
 MAX_TIMEOUTS = 3
 """Consecutive rows on which a reward may time out; the other rows of the batch are then given up."""
-LATE = "took longer than its timeout_seconds"
 VALUE = "reward"
 """Name of the one result of a reward that declares no outputs."""
 
@@ -48,7 +44,11 @@ class RewardTerm(Protocol):
     @property
     def failure_score(self) -> float: ...
     @property
-    def timeout_seconds(self) -> float | None: ...
+    def timeout_seconds(self) -> float: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def on_failure(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class RewardResults:
 
     def parse(self, result: Any, batch: TensorDict) -> dict[str, torch.Tensor] | str:
         """Return the results by name, on the CPU, or what is wrong with them."""
-        if isinstance(result, _Failure):
+        if isinstance(result, FailedCall):
             return result.reason
         if not (self.outputs or self.out_keys):
             result = {self.value: result}
@@ -139,36 +139,45 @@ class RewardResults:
 
 
 def call_reward(
-    term: RewardTerm, results: RewardResults, batch: TensorDict, thread: RewardThread
+    term: RewardTerm,
+    results: RewardResults,
+    batch: TensorDict,
+    threads: RewardThreads,
+    failure: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
-    """Return the reward's results by name, finite, and the reason for each row on which it failed.
+    """Return the reward's results by name, and the reason for each row on which it failed.
 
     Args:
         term: the [[reward]] table.
         results: what its function declares.
         batch: N rows.
-        thread: calls the function.
+        threads: call the function.
+        failure: value of a row on which it failed, NaN for none; None: the table's failure_score.
     """
+    failure = term.failure_score if failure is None else failure
     own = getattr(term.component, "scores", None)
     if own is not None:
         # Such a reward isolates its rows itself; an exception it raises is no row's fault and must be seen.
         scores = own(batch)
         values = fill_missing_scores(scores, float("nan"))
         reasons = {row: _reason(scores[row]) for row in (~values.isfinite()).nonzero().flatten().tolist()}
-        return {results.value: torch.where(values.isfinite(), values, term.failure_score)}, reasons
-    parsed = results.parse(thread.call(term.component, batch, term.timeout_seconds), batch)
+        return {results.value: torch.where(values.isfinite(), values, failure)}, reasons
+    began = time.monotonic()
+    parsed = results.parse(threads.call(term.component, batch, term.timeout_seconds), batch)
     if isinstance(parsed, str):
         if len(batch) <= 1:
-            return results.failed(batch, term.failure_score), dict.fromkeys(range(len(batch)), parsed)
-        rows = _call_by_row(term, results, batch, thread)
-        joined = {name: torch.cat([values[name] for values, _ in rows]) for name in results.shapes}
-        return joined, {row: why[0] for row, (_, why) in enumerate(rows) if why}
+            return results.failed(batch, failure), dict.fromkeys(range(len(batch)), parsed)
+        return _call_by_row(term, results, batch, threads, failure, began)
+    return _without_failures(results, parsed, batch, failure)
+
+
+def _without_failures(
+    results: RewardResults, parsed: dict[str, torch.Tensor], batch: TensorDict, failure: float
+) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
+    """Return the results with ``failure`` in rows that have a value that is not finite, and the reasons."""
     reasons = results.not_finite(parsed, batch)
     if reasons:
-        failed, is_failed = (
-            results.failed(batch, term.failure_score),
-            torch.zeros(len(batch), dtype=torch.bool),
-        )
+        failed, is_failed = results.failed(batch, failure), torch.zeros(len(batch), dtype=torch.bool)
         is_failed[list(reasons)] = True
         for name, values in parsed.items():
             mask = is_failed.view(-1, *[1] * (values.ndim - 1))
@@ -177,28 +186,54 @@ def call_reward(
 
 
 def _call_by_row(
-    term: RewardTerm, results: RewardResults, batch: TensorDict, thread: RewardThread
-) -> list[tuple[dict[str, torch.Tensor], dict[int, str]]]:
-    """Return the results of each row alone; after several timeouts in a row, the others are given up."""
-    rows: list[tuple[dict[str, torch.Tensor], dict[int, str]]] = []
-    num_timeouts = 0
-    for index in range(len(batch)):
-        row = batch[index : index + 1]
+    term: RewardTerm,
+    results: RewardResults,
+    batch: TensorDict,
+    threads: RewardThreads,
+    failure: float,
+    began: float,
+) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
+    """Return the results of each row alone, and the reasons; some rows are scored at a time.
+
+    After three timeouts in a row, or when the rows could exceed the time of the batch, the rows that have not
+    begun are given up.
+
+    Args:
+        began: time.monotonic() when the batch was begun.
+    """
+    seconds, num_timeouts, given_up = term.timeout_seconds, 0, ""
+    rows = [batch[index : index + 1] for index in range(len(batch))]
+    parsed: dict[int, dict[str, torch.Tensor] | str] = {}
+    for index, result in threads.call_each(term.component, rows, seconds, term.concurrency):
+        parsed[index] = results.parse(result, rows[index])
+        num_timeouts = num_timeouts + 1 if str(parsed[index]).startswith(LATE) else 0
         if num_timeouts == MAX_TIMEOUTS:
-            text = f"given up in this batch, after {MAX_TIMEOUTS} timeouts in a row"
-            rows.append((results.failed(row, term.failure_score), {0: text}))
-            continue
-        rows.append(call_reward(term, results, row, thread))
-        is_late = rows[-1][1].get(0, "").startswith(LATE)
-        num_timeouts = num_timeouts + 1 if is_late else 0
-    return rows
+            given_up = f"given up in this batch, after {MAX_TIMEOUTS} timeouts in a row"
+        elif time.monotonic() - began > (MAX_TIMEOUTS_OF_A_BATCH - 1) * seconds:
+            given_up = (
+                f"given up in this batch, which took longer than {MAX_TIMEOUTS_OF_A_BATCH} x timeout_seconds"
+            )
+        if given_up:
+            threads.begin_no_more()
+    joined: list[dict[str, torch.Tensor]] = []
+    reasons: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        each = parsed.get(index, given_up)
+        if isinstance(each, str):
+            values, why = results.failed(row, failure), {0: each}
+        else:
+            values, why = _without_failures(results, each, row, failure)
+        joined.append(values)
+        if why:
+            reasons[index] = why[0]
+    return {name: torch.cat([values[name] for values in joined]) for name in results.shapes}, reasons
 
 
 def _as_tensor(value: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
     """Return numbers of any kind as a tensor of this shape, or None if they are not such numbers.
 
-    Lists, tuples, arrays and tensors of real numbers or bools are accepted, also with a last dimension of one
-    more than asked for; None is a missing number, NaN.
+    Lists, tuples, arrays and tensors of real numbers or bools are accepted, also with an additional
+    last dimension of size one; None is a missing number, NaN.
     """
     if not isinstance(value, torch.Tensor):
         if isinstance(value, str | bytes) or not (hasattr(value, "__len__") or hasattr(value, "__array__")):
@@ -228,63 +263,3 @@ def _reason(score: float | str | None) -> str:
     if isinstance(score, str):
         return score
     return "gave no score" if score is None else f"returned {score}"
-
-
-class _Failure(NamedTuple):
-    """Stands in for the result of a function that raised or timed out."""
-
-    reason: str
-
-
-class RewardThread:
-    """A thread that calls reward functions, so that one that hangs can be abandoned, and Ctrl-C works."""
-
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[Any], Any], Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_serve, args=(self._work, self._results), daemon=True, name="titanrl-reward"
-        )
-        self._thread.start()
-
-    def call(self, function: Callable[[Any], Any], batch: TensorDict, seconds: float | None) -> Any:
-        """Return ``function(batch)``, or a ``_Failure`` if it raises or times out."""
-        self._work.put((function, batch))
-        try:
-            return self._results.get(timeout=seconds)
-        except queue.Empty:
-            self._abandon()
-            self._start()
-            return _Failure(f"{LATE}, {seconds:g}")
-
-    def _abandon(self) -> None:
-        # Python code raises this at its next instruction; C code and sleeps only when they return.
-        self._work.put(None)
-        thread = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
-
-    def stop(self) -> None:
-        """End the thread after its current call."""
-        self._work.put(None)
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _serve(work: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
-    with torch.no_grad():
-        while True:
-            task = work.get()
-            if task is None:
-                return
-            function, batch = task
-            try:
-                result = function(batch)
-                results.put(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
-            # SystemExit and KeyboardInterrupt raised by reward code are that reward's failures.
-            except BaseException as error:
-                results.put(_Failure(error_text(error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,8 @@ import torch
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.registry import declared
-from titanrl.rollout.reward_calls import RewardResults, RewardTerm, RewardThread, call_reward
+from titanrl.rollout.reward_calls import RewardResults, RewardTerm, call_reward
+from titanrl.rollout.reward_threads import RewardThreads
 from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Scored(NamedTuple):
     """The scores of a batch."""
 
     scores: dict[str | tuple[str, ...], torch.Tensor]
-    """Batch key -> [N] or [N, L] float32, finite."""
+    """Batch key -> [N] or [N, L] float32; finite, but NaN in unscored rows."""
     reasons: dict[str, dict[int, str]]
     """Label of each reward -> row on which it failed -> error."""
 
@@ -45,18 +47,22 @@ class Scored(NamedTuple):
         return Failures(counts, {label: rows[min(rows)] for label, rows in self.reasons.items() if rows})
 
 
-def score_on_leader(engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
+def score_on_leader(
+    engine: Engine, batch: TensorDict, rewards: Sequence[RewardTerm], *, unscored: bool = False
+) -> Scored:
     """Return ``score_rewards``, computed by the first of the ranks that hold the same rows; a collective.
 
     A request to stop may abandon it, so call it by ``collectives.abandon_together``.
     """
     # Ranks that share rows wait for the first of them, which must not leave them alone.
     with nullcontext() if engine.row_groups else abandonable():
-        return collectives.broadcast_from_leader(engine.row_groups, lambda: score_rewards(batch, rewards))
+        return collectives.broadcast_from_leader(
+            engine.row_groups, lambda: score_rewards(batch, rewards, unscored=unscored)
+        )
 
 
-def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
-    """Return the batch keys that the rewards write, all finite, and the failures with their reasons.
+def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm], *, unscored: bool = False) -> Scored:
+    """Return the batch keys that the rewards write, and the failures with their reasons.
 
     ``reward = sum_k weight_k r_k`` [N], and ``("rewards", label)`` [N] holds each r_k without its weight.
     A reward function returns [N], unless its class declares something else:
@@ -72,16 +78,17 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     missing. An ``async`` function is awaited.
 
     A function that raises (BaseException too), returns other shapes or names, or exceeds timeout_seconds on
-    the batch is called again row by row with the same timeout; after three timeouts in a row, the other rows
-    of the batch are given up. A row on which it fails scores
-    ``failure_score`` (per token: on its last response token) and keeps the reason; the other rows keep their
-    scores. A reward with a method ``scores`` isolates its rows itself: it returns a number per row, or the
-    reason or None. A reward that reads another one is called after it. The user's KeyboardInterrupt passes
-    through.
+    the batch is called again row by row, ``concurrency`` rows at a time, with the same timeout. After three
+    timeouts in a row, and after five times timeout_seconds in all, the other rows of the batch are given up.
+    A row on which it fails scores ``failure_score`` (per token: on its last response token) and keeps the
+    reason; the other rows keep theirs. A reward with a method ``scores`` isolates its rows itself: it returns
+    a number per row, or the reason or None. A reward that reads another one is called after it. The user's
+    KeyboardInterrupt passes through.
 
     Args:
         batch: N rows as stage `sample` leaves them.
         rewards: the [[reward]] tables.
+        unscored: whether rows on which a reward with on_failure = "unscored" fails get NaN.
 
     Raises:
         ConfigError: a reward reads one that does not exist, labels are not unique, or declarations conflict.
@@ -93,16 +100,17 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
     results_of = {term.label: RewardResults.of(term.component, term.label) for term in rewards}
     seen, reasons = batch.copy(), {}
     extra: dict[str | tuple[str, ...], torch.Tensor] = {}
-    thread = RewardThread()
+    threads = RewardThreads()
     try:
         for term in _in_reading_order(rewards):
             label, results = term.label, results_of[term.label]
-            values, reasons[label] = call_reward(term, results, seen, thread)
+            failure = math.nan if unscored and term.on_failure == "unscored" else term.failure_score
+            values, reasons[label] = call_reward(term, results, seen, threads, failure)
             value = values[results.value]
             if results.per_token:
                 extra["token_rewards", label] = term.weight * value
                 value = value.sum(-1, dtype=torch.float64).float()
-                value[list(reasons[label])] = term.failure_score
+                value[list(reasons[label])] = failure
             seen.set(("rewards", label), value)
             own: dict[str | tuple[str, ...], torch.Tensor] = {
                 **{("rewards", f"{label}.{name}"): values[name] for name in results.outputs},
@@ -111,7 +119,7 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm]) -> Scored:
             seen.update(own)
             extra |= own
     finally:
-        thread.stop()
+        threads.stop()
     scores: dict[str | tuple[str, ...], torch.Tensor] = {
         ("rewards", label): seen["rewards", label] for label in labels
     }

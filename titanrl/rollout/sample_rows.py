@@ -36,8 +36,10 @@ def sample_rows(
         mask = row["loss_mask"]
         shown = {name: batch["text", name][index] for name in ("prompt", "response", "answer")}
         if "reward" in batch:
-            shown["reward"] = float(row["reward"])
-            shown["rewards"] = {name: float(row["rewards", name]) for name in sorted(batch["rewards"].keys())}
+            shown["reward"] = _number(row["reward"])
+            shown["rewards"] = {
+                name: _number(row["rewards", name]) for name in sorted(batch["rewards"].keys())
+            }
         if "advantage" in batch:
             shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
         shown["finish_reason"] = FinishReason(int(row["finish_reason"])).label
@@ -58,6 +60,11 @@ def _token_numbers(row: TensorDict) -> dict[str, list[float | None]]:
     if "ref_logprob" in row:
         numbers["ref_log_ratio"] = row.get("old_logprob", row["sampler_logprob"]) - row["ref_logprob"]
     return {name: _rounded(each[row["loss_mask"]]) for name, each in numbers.items()}
+
+
+def _number(value: torch.Tensor) -> float | None:
+    """Return a number, or None for NaN, which JSON cannot hold."""
+    return float(value) if bool(value.isfinite()) else None
 
 
 def _rounded(values: torch.Tensor) -> list[float | None]:

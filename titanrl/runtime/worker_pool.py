@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["WorkerPool", "CallResult", "map_with_timeout"]
+__all__ = ["WorkerPool", "CallResult", "map_with_timeout", "max_map_seconds"]
 
 START_SECONDS = 120.0
 """Time for a worker to start and import; long, because no untrusted code runs yet."""
@@ -60,7 +61,7 @@ class WorkerPool:
         self, function: Callable[..., Any], *, imports: Sequence[str] = (), num_workers: int | None = None
     ) -> None:
         self._setup = pickle.dumps((function, tuple(imports)))
-        self._num_workers = num_workers or max(1, min(MAX_WORKERS, os.cpu_count() or 1))
+        self._num_workers = num_workers or default_workers()
         self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._lock = threading.Lock()
@@ -238,6 +239,16 @@ def descendants(pid: int) -> list[int]:
         pids += direct
         queue += direct
     return [child for child in pids if child not in zombies]
+
+
+def max_map_seconds(num_items: int, timeout_seconds: float) -> float:
+    """Return the longest time of ``map_with_timeout``, seconds; the start of its workers comes on top."""
+    return math.ceil(num_items / default_workers()) * timeout_seconds
+
+
+def default_workers() -> int:
+    """Return the number of processes of a pool: one per core, at most MAX_WORKERS."""
+    return max(1, min(MAX_WORKERS, os.cpu_count() or 1))
 
 
 _pools: dict[tuple[Any, ...], WorkerPool] = {}

@@ -82,7 +82,9 @@ def _greedy_rewards(
 
 
 def _score_rewards(session: Session, batch: TensorDict) -> Scored:
-    return collectives.abandon_together(lambda: score_on_leader(session.engine, batch, session.rewards))
+    return collectives.abandon_together(
+        lambda: score_on_leader(session.engine, batch, session.rewards, unscored=True)
+    )
 
 
 def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[TensorDict, Failures]:
@@ -250,7 +252,10 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
             metrics["sample/incorrect_response_tokens_mean"] = float(lengths[below_mean].mean())
         for name in sorted(batch["rewards"].keys()):
             values = batch["rewards", name]
-            metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
+            if not bool(values.isnan().all()):
+                metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
+        if len(scored) < len(batch):
+            metrics["reward/unscored_rows"] = float(len(batch) - len(scored))
     if "baseline_reward" in batch:
-        metrics["reward/greedy_mean"] = float(batch["baseline_reward"].mean())
+        metrics["reward/greedy_mean"] = float(batch["baseline_reward"].nanmean())
     return metrics

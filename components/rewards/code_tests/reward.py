@@ -14,7 +14,7 @@ from titanrl.errors import ConfigError
 from titanrl.registry import Range, register
 from titanrl.runtime.sandbox import missing_for_strict, remove_leftovers
 from titanrl.runtime.sandbox_mounts import mounts
-from titanrl.runtime.worker_pool import map_with_timeout
+from titanrl.runtime.worker_pool import map_with_timeout, max_map_seconds
 
 # No torch at module level: the grading workers import this package.
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class CodeTests:
     def notices(self) -> list[str]:
         """Returns what a user should know about this reward on this machine."""
         return [UNPROTECTED] if self.isolation == "process" else []
+
+    def max_seconds(self, num_rows: int) -> float:
+        """Returns the longest time that scoring ``num_rows`` responses may take, seconds."""
+        return max_map_seconds(num_rows, self.timeout_seconds + MARGIN_SECONDS)
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why grading itself failed.

@@ -178,6 +178,20 @@ def test_filters_that_drop_every_row_give_an_empty_batch() -> None:
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_unscored_rows_leave_group_statistics_denominators_and_the_loss() -> None:
+    """The batch without the unscored row gives the same advantages and weights."""
+    keys = {"reward": [1.0, math.nan, 0.0, 1.0], "group_id": [0, 0, 0, 1]}
+    batch = batch_of(loss_mask=[[True] * 2, [True] * 2, [True, False], [True] * 2], **keys)
+    table = algorithm(advantage={"name": "grpo"})
+    whole, _ = compute_advantages(batch, table)
+    scored, _ = compute_advantages(batch[[0, 2, 3]], table)
+    for key in ("advantage", "loss_mask", "reward"):
+        assert torch.equal(whole[key], scored[key])
+    weights = [compute_loss_weights(each, table)["loss_weight"] for each in (whole, scored)]
+    assert torch.equal(*weights)
+    assert float(weights[0].sum()) == pytest.approx(1.0)
+
+
 def test_filters_read_the_raw_reward_of_their_key() -> None:
     batch = batch_of(loss_mask=[[True]] * 4, group_id=[0, 0, 1, 1], reward=[1.0, 0.1, 1.0, 0.8])
     batch["rewards"] = TensorDict({"accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0])}, batch_size=[4])

@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl import ConfigError, build
+from titanrl.config.tables import MAX_TIMEOUTS_OF_A_BATCH
 from titanrl.rollout.rewards import score_rewards
 
 
@@ -30,7 +33,9 @@ class Term:
     label: str = "r"
     weight: float = 1.0
     failure_score: float = -7.0
-    timeout_seconds: float | None = None
+    timeout_seconds: float = 60.0
+    concurrency: int = 8
+    on_failure: str = "score"
 
 
 def make(*responses: str) -> TensorDict:
@@ -204,7 +209,80 @@ def test_reward_is_given_up_after_three_timeouts_in_a_row() -> None:
     assert time.monotonic() - start < 8
     assert scored.failures.counts == {"reward/r_failures": 40.0}
     given_up = [why for why in scored.reasons["r"].values() if why.startswith("given up in this batch")]
-    assert len(given_up) == 37
+    assert len(given_up) == 30  # Eight rows were running, and two more began after the first timeouts.
+
+
+@pytest.mark.slow
+def test_time_of_a_batch_is_five_timeouts_at_most() -> None:
+    """Every third row is fast, so that no three timeouts follow each other."""
+
+    def reward(batch: TensorDict) -> torch.Tensor:
+        if len(batch) > 1 or batch["text", "response"][0] == "slow":
+            sleep()
+        return torch.ones(len(batch))
+
+    term = Term(reward, timeout_seconds=0.4, concurrency=1)
+    start = time.monotonic()
+    scored = score_rewards(make(*["slow", "slow", "fast"] * 12), [term])
+    assert time.monotonic() - start < MAX_TIMEOUTS_OF_A_BATCH * 0.4 + 0.5
+    why = list(scored.reasons["r"].values())
+    assert why[:2] == ["took longer than its timeout_seconds, 0.4"] * 2
+    assert why[-1] == "given up in this batch, which took longer than 5 x timeout_seconds"
+    assert float(scored.scores["reward"][2]) == 1.0
+
+
+def test_rows_are_scored_concurrently_up_to_the_limit() -> None:
+    """Each row waits until four rows run; the batch as a whole fails."""
+    barrier, running, most = threading.Barrier(4), [0], [0]
+    lock = threading.Lock()
+
+    def reward(batch: TensorDict) -> torch.Tensor:
+        if len(batch) > 1:
+            raise ValueError("one row at a time")
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        barrier.wait(timeout=20)
+        with lock:
+            running[0] -= 1
+        return torch.tensor([float(batch["text", "response"][0])])
+
+    texts = [str(number) for number in range(8)]
+    scores, reasons = score_rewards(make(*texts), [Term(reward, concurrency=4)])
+    assert scores["reward"].tolist() == [float(text) for text in texts]
+    assert most == [4]
+    assert reasons == {"r": {}}
+
+
+@pytest.mark.slow
+def test_child_that_a_function_forks_does_not_go_on_as_a_second_trainer(tmp_path: Path) -> None:
+    """The child returns from the function too; it ends there, and the parent's result counts."""
+
+    def reward(batch: TensorDict) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Of forks with threads.
+            child = os.fork()
+        if child:
+            (tmp_path / "child").write_text(str(child))
+        return torch.ones(len(batch)) if child else torch.zeros(len(batch))
+
+    scores, _ = score_rewards(make("a"), [Term(reward)])
+    assert scores["reward"].tolist() == [1.0]
+    _, status = os.waitpid(int((tmp_path / "child").read_text()), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_failed_row_is_unscored_in_training_only() -> None:
+    box = Term(build("reward", {"name": "exact_match"}), "box")
+    brittle = Term(per_row(raise_(ValueError("no"))), failure_score=-2.0, on_failure="unscored")
+    batch = make("bad", r"\boxed{4}")
+    scores, reasons = score_rewards(batch, [brittle, box], unscored=True)
+    assert torch.equal(scores["reward"].isnan(), torch.tensor([True, False]))
+    assert torch.equal(scores["rewards", "r"].isnan(), torch.tensor([True, False]))
+    assert scores["rewards", "box"].tolist() == [0.0, 1.0]
+    assert reasons["r"] == {0: "ValueError: no"}
+    scores, _ = score_rewards(batch, [brittle, box])
+    assert scores["reward"].tolist() == [-2.0, 10.0]
 
 
 @pytest.mark.usefixtures("interruptible")

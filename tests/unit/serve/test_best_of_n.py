@@ -67,6 +67,8 @@ class Term:
     weight: float = 1.0
     failure_score: float = 0.0
     timeout_seconds: float = 5.0
+    concurrency: int = 8
+    on_failure: str = "score"
 
 
 def near_c(batch: TensorDict) -> torch.Tensor:
