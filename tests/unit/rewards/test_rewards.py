@@ -53,7 +53,12 @@ def make(responses: list[str], answers: list[str] | None = None) -> TensorDict:
             "input_ids": labels,
             "labels": labels,
             "finish_reason": torch.arange(count, dtype=torch.int8) % 3,
-            "text": {"prompt": ["1 + 3?"] * count, "response": responses, "answer": answers or ["4"] * count},
+            "text": {
+                "prompt": ["1 + 3?"] * count,
+                "conversation": ["1 + 3?"] * count,
+                "response": responses,
+                "answer": answers or ["4"] * count,
+            },
             "group_id": torch.arange(count),
             "rewards": {"box": torch.arange(count).float() % 2},
         },
