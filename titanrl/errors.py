@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,11 @@ __all__ = [
     "closest_matches",
     "did_you_mean",
     "edit_distance_one",
+    "fold_faults",
 ]
+
+MAX_PLACES = 3
+"""Places that are named for a fault of several rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,28 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty string if none is near."""
     names = closest_matches(word, known)
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def fold_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one line per kind of fault, in the order of its first row.
+
+    Faults are of one kind if they differ in numbers only. A fault of one row reads ``place: text``; one of
+    several also has their number and further places.
+
+    Args:
+        faults: place, such as ``rows.jsonl:3``, and text of each.
+    """
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for place, text in faults:
+        kinds.setdefault(re.sub(r"\d+", "0", text), []).append((place, text))
+    return [_line(rows) for rows in kinds.values()]
+
+
+def _line(rows: list[tuple[str, str]]) -> str:
+    place, text = rows[0]
+    if len(rows) == 1:
+        return f"{place}: {text}"
+    file, _, _ = place.rpartition(":")
+    others = [other.removeprefix(f"{file}:") if file else other for other, _ in rows[1:MAX_PLACES]]
+    more = ", ..." if len(rows) > MAX_PLACES else ""
+    return f"{place}: {text} ({len(rows):,} rows; also {', '.join(others)}{more})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,10 @@ class LLMJudge:
     def __call__(self, batch: TensorDict) -> torch.Tensor:
         """Returns [n] float32 in [0, 1], or failure_score."""
         return fill_missing_scores(self.scores(batch), self.failure_score)
+
+    def max_seconds(self, num_rows: int) -> float:
+        """Returns the longest time that rating ``num_rows`` responses may take, seconds."""
+        return math.ceil(num_rows / self.concurrency) * self.timeout_seconds
 
     def scores(self, batch: TensorDict) -> list[float | str]:
         """Returns the score of each row, or the reason why its rating failed.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.bar import Bar
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
+from titanrl.errors import fold_faults
 from titanrl.eval.overlap import compare
+from titanrl.registry import declared
 
 if TYPE_CHECKING:
     from titanrl.config.experiment import Experiment
@@ -36,7 +40,7 @@ def scan_data(experiment: Experiment, console: Console) -> int:
     Raises:
         ConfigError: a source cannot be opened.
     """
-    num_bad = 0 if experiment.data is None else _scan(experiment, console)
+    num_bad = _scan_prompts(experiment, console) if experiment.data is None else _scan(experiment, console)
     for overlap in compare(experiment):
         style = "yellow" if overlap.num_in_training else None
         console.print(str(overlap), style=style, markup=False, highlight=False, soft_wrap=True)
@@ -60,10 +64,48 @@ def _scan(experiment: Experiment, console: Console) -> int:
     return sum(_print_statistics(table, loader, seq_len, console) for table, loader in loaders)
 
 
+def _scan_prompts(experiment: Experiment, console: Console) -> int:
+    """Tokenize all of [prompts] and [evaluation.prompts]; return the number of bad prompts."""
+    from titanrl.data.prompts import held_out_prompts, training_prompts
+    from titanrl.data.tokenizer import ChatTokenizer
+
+    tokenizer = ChatTokenizer(experiment.model.path, experiment.model.chat_template)
+    reads_answer = any(
+        ("text", "answer") in declared(each.component, "in_keys") for each in experiment.reward
+    )
+    num_bad = 0
+    loaders = {
+        "prompts": training_prompts(experiment, tokenizer),
+        "evaluation.prompts": held_out_prompts(experiment, tokenizer),
+    }
+    for table, loader in loaders.items():
+        if loader is None:
+            continue
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task(f"[{table}]", total=len(loader.source))
+            report = loader.scan(partial(progress.advance, task))
+        for line in fold_faults(report.problems):
+            console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+        num_bad += len(report.problems)
+        lengths = report.prompt_tokens
+        text = f"[{table}] {len(loader.source):,} prompts, {len(report.problems):,} that cannot be used"
+        if lengths:
+            text += f"; median length {median(lengths):,.0f} tokens, maximum {max(lengths):,}"
+        console.print(f"{text}.", markup=False, highlight=False, soft_wrap=True)
+        if reads_answer and report.unanswered:
+            all_lack = report.unanswered == len(lengths)
+            text = f"[{table}] {report.unanswered:,} of {len(lengths):,} prompts have no reference answer"
+            text += ", which a reward reads; name its column with answer_key." if all_lack else "."
+            style = "red" if all_lack else "yellow"
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            num_bad += report.unanswered if all_lack else 0
+    return num_bad
+
+
 def _print_statistics(table: str, loader: ExampleLoader, seq_len: int, console: Console) -> int:
     """Print the statistics of one table; return its number of bad examples."""
     report = loader.scan()
-    for problem in report.problems:
+    for problem in fold_faults(report.problems):
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     lengths = report.row_tokens
     text = f"[{table}] {len(loader.source):,} examples, {len(report.problems):,} that cannot be trained on"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from titanrl.data.encode import TokenizedExample, tokenize_example
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
 from titanrl.data.order import IndexSampler
-from titanrl.errors import ConfigError
+from titanrl.errors import ConfigError, fold_faults
 from titanrl.protocols import DataSettings, DataSource, Example
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ExampleBatch(NamedTuple):
 class DatasetReport(NamedTuple):
     """The contents of a data source."""
 
-    problems: list[str]
+    problems: list[tuple[str, str]]
     """Location and fault of each bad example; overlong ones are bad where they are refused."""
     dropped: int
     """Overlong examples that are skipped."""
@@ -112,13 +112,14 @@ class ExampleLoader:
         """
         problems = self.scan(0 if self.settings.on_overlong == "drop" else count).problems
         if problems:
-            hidden = len(problems) - MAX_LISTED
-            more = [f"and {hidden} more examples."] if hidden > 0 else []
-            raise ConfigError("\n".join([*problems[:MAX_LISTED], *more]))
+            lines = fold_faults(problems)
+            hidden = len(lines) - MAX_LISTED
+            more = [f"and {hidden} more kinds of faults."] if hidden > 0 else []
+            raise ConfigError("\n".join([*lines[:MAX_LISTED], *more]))
 
     def scan(self, count: int | None = None) -> DatasetReport:
         """Return a report on all examples, of which the first ``count``, or all, are tokenized."""
-        problems: list[str] = []
+        problems: list[tuple[str, str]] = []
         row_tokens: list[int] = []
         dropped = loss_tokens = 0
         for index in range(len(self.source)):
@@ -128,13 +129,13 @@ class ExampleLoader:
             except ConfigError:
                 raise
             except ValueError as error:
-                problems.append(f"{self.source.location(index)}: {error}")
+                problems.append((self.source.location(index), str(error)))
                 continue
             row_tokens += [len(row.ids) for row in encoded]
             loss_tokens += sum(sum(row.loss_mask) for row in encoded)
             if encoded and (longest := self._longest(encoded)) > self._seq_len:
                 if self.settings.on_overlong == "error":
-                    problems.append(self._too_long(index, longest))
+                    problems.append((self.source.location(index), self._too_long(longest)))
                 else:
                     dropped += 1
         return DatasetReport(problems, dropped, row_tokens, loss_tokens)
@@ -162,14 +163,14 @@ class ExampleLoader:
             dropped += 1
             # Twice the size in a row contains a whole epoch.
             if self.settings.on_overlong == "error" or dropped >= 2 * len(self.source):
-                raise ConfigError(self._too_long(index, longest))
+                raise ConfigError(f"{self.source.location(index)}: {self._too_long(longest)}")
 
     def _longest(self, rows: Sequence[TokenizedExample]) -> int:
         return max(len(row.ids) for row in rows)
 
-    def _too_long(self, index: int, longest: int) -> str:
+    def _too_long(self, longest: int) -> str:
         return (
-            f"{self.source.location(index)}: [{self._table}] has a row of {longest} tokens, more than "
+            f"[{self._table}] has a row of {longest} tokens, more than "
             f"[training] seq_len = {self._seq_len}; raise it, or set on_overlong = 'drop'."
         )
 

@@ -63,6 +63,17 @@ class TokenizedPrompt(NamedTuple):
     """The whole prompt as text."""
 
 
+class PromptReport(NamedTuple):
+    """The contents of a source of prompts."""
+
+    problems: list[tuple[str, str]]
+    """Location and fault of each prompt that cannot be used."""
+    prompt_tokens: list[int]
+    """Length of each prompt that can be tokenized."""
+    unanswered: int
+    """Number of these prompts without a reference answer."""
+
+
 class PromptLoader:
     """Iterates over a prompt source in a new order each epoch, a function of (seed, position) alone.
 
@@ -99,7 +110,8 @@ class PromptLoader:
         self.source, self._table, self._max_prompt_tokens = source, table, max_prompt_tokens
         self._out_keys = tuple(out_keys)
         order = IndexSampler(len(source), seed=seed, shuffle=shuffle)
-        self.loader = Loader(partial(_read, source, encode, table, name), order, workers)
+        self._read = partial(_read, source, encode, table, name)
+        self.loader = Loader(self._read, order, workers)
         """Holds the position, for checkpoints."""
 
     def next_batch(self, count: int, samples: int, first_group: int = 0) -> list[RolloutRequest]:
@@ -113,17 +125,8 @@ class PromptLoader:
         requests: list[RolloutRequest] = []
         for prompt_index in range(first_group, first_group + count):
             index, prompt = next(self.loader)
-            if len(prompt.ids) > self._max_prompt_tokens:
-                raise ConfigError(
-                    f"[{self._table}] prompt {index} has {len(prompt.ids)} tokens, more than the "
-                    f"{self._max_prompt_tokens} that [training] seq_len leaves beside "
-                    f"[sampler] max_response_tokens; raise seq_len or drop the prompt."
-                )
-            if missing := [key for key in self._out_keys if key not in prompt.columns]:
-                raise ConfigError(
-                    f"[{self._table}] prompt {index} has no column {missing[0]!r}, which its source declares "
-                    f"in out_keys; add it. Columns: {', '.join(prompt.columns) or 'none'}."
-                )
+            if fault := self._fault(prompt):
+                raise ConfigError(f"[{self._table}] prompt {index} {fault}")
             requests += [
                 RolloutRequest(
                     prompt_ids=prompt.ids,
@@ -140,6 +143,42 @@ class PromptLoader:
                 for sample_index in range(samples)
             ]
         return requests
+
+    def scan(self, advance: Callable[[], None]) -> PromptReport:
+        """Return a report on all prompts, rendered and tokenized.
+
+        Args:
+            advance: called after each prompt.
+        """
+        problems: list[tuple[str, str]] = []
+        lengths: list[int] = []
+        unanswered = 0
+        for index in range(len(self.source)):
+            try:
+                prompt = self._read(index)
+            except ConfigError as error:
+                problems.append((f"[{self._table}]", str(error)))
+            else:
+                lengths.append(len(prompt.ids))
+                unanswered += not prompt.answer
+                if fault := self._fault(prompt):
+                    problems.append((f"[{self._table}] prompt {index}", fault))
+            advance()
+        return PromptReport(problems, lengths, unanswered)
+
+    def _fault(self, prompt: TokenizedPrompt) -> str:
+        """Return the reason why a prompt cannot be used, or an empty string."""
+        if len(prompt.ids) > self._max_prompt_tokens:
+            return (
+                f"has {len(prompt.ids)} tokens, more than the {self._max_prompt_tokens} that [training] "
+                "seq_len leaves beside [sampler] max_response_tokens; raise seq_len or drop the prompt."
+            )
+        if missing := [key for key in self._out_keys if key not in prompt.columns]:
+            return (
+                f"has no column {missing[0]!r}, which its source declares in out_keys; add it. "
+                f"Columns: {', '.join(prompt.columns) or 'none'}."
+            )
+        return ""
 
 
 def conversation_text(messages: Messages | str) -> str:

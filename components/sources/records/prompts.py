@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from titanrl.components.sources.records.files import Records
 from titanrl.components.sources.records.rows import parse_messages
-from titanrl.errors import ConfigError, did_you_mean
+from titanrl.errors import ConfigError, did_you_mean, fold_faults
 from titanrl.protocols import Messages, Prompt
 
 __all__ = ["PromptColumns", "Prompts", "checked_prompts"]
 
 MAX_REPORTED = 10
-"""Number of invalid rows to report in full; the rest are counted."""
+"""Number of kinds of faults to report in full; the rest are counted."""
+ANSWER = "answer"
+"""The default key of the reference answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +26,9 @@ class PromptColumns:
 
     prompt_key: str = ""
     """Key of the prompt; omitted: `messages` or `prompt`, whichever the row has."""
-    answer_key: str = "answer"
-    """Key of the reference answer; rows without it have an empty one."""
+    answer_key: str = ANSWER
+    """Key of the reference answer, also within tables: `reward_model.ground_truth`. Rows without it have an
+    empty one; a key that no row has is refused."""
     system: str = ""
     """System message for prompts that have none; plain text then becomes a user message."""
 
@@ -37,17 +40,17 @@ class PromptColumns:
         """
         keys = [self.prompt_key] if self.prompt_key else ["messages", "prompt"]
         # Arrow returns null for a missing value.
-        key = next((key for key in keys if row.get(key) is not None), None)
+        key = next((key for key in keys if lookup(row, key) is not None), None)
         if key is None:
             suggestion = did_you_mean(keys[-1], row)
             raise ValueError(
                 f"has no {' or '.join(map(repr, keys))}{suggestion} Keys: {', '.join(row) or 'none'}."
             )
-        reference = row.get(self.answer_key)
+        reference = lookup(row, self.answer_key)
         if not isinstance(reference, str):
             reference = "" if reference is None else json.dumps(reference, ensure_ascii=False)
         columns = {name: value for name, value in row.items() if name not in (key, self.answer_key)}
-        return Prompt(messages=self._messages(key, row[key]), answer=reference, columns=columns)
+        return Prompt(messages=self._messages(key, lookup(row, key)), answer=reference, columns=columns)
 
     def _messages(self, key: str, value: Any) -> Messages | str:
         if isinstance(value, str) and value.strip():
@@ -85,10 +88,34 @@ def checked_prompts(columns: PromptColumns, records: Records) -> Prompts:
         try:
             prompts[index]
         except ValueError as error:
-            problems.append(f"{records.location(index)}: {error}")
+            problems.append((records.location(index), str(error)))
     if problems:
-        num_hidden = len(problems) - MAX_REPORTED
+        lines = fold_faults(problems)
+        hidden = len(lines) - MAX_REPORTED
         raise ConfigError(
-            "\n".join([*problems[:MAX_REPORTED], *[f"and {num_hidden} more invalid rows."][: num_hidden > 0]])
+            "\n".join([*lines[:MAX_REPORTED], *[f"and {hidden} more kinds of faults."][: hidden > 0]])
+        )
+    key, rows = columns.answer_key, [records.values[index] for index in range(len(prompts))]
+    if key != ANSWER and all(lookup(row, key) is None for row in rows):
+        names = dict.fromkeys(name for row in rows for name in _paths(row))
+        raise ConfigError(
+            f"answer_key {key!r} is in no row{did_you_mean(key, names)}; keys: {', '.join(names) or 'none'}."
         )
     return prompts
+
+
+def _paths(row: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yields the keys of a record and of the tables in it, as ``lookup`` takes them."""
+    for name, value in row.items():
+        yield f"{within}{name}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{within}{name}.")
+
+
+def lookup(row: Mapping[str, Any], key: str) -> Any:
+    """Returns the value of a column, or of a key within it: `a.b` is ``row["a"]["b"]``; None: missing."""
+    if key in row:
+        return row[key]
+    head, dot, rest = key.partition(".")
+    inner = row.get(head)
+    return lookup(inner, rest) if dot and isinstance(inner, Mapping) else None

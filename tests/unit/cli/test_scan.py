@@ -119,3 +119,25 @@ def test_histogram_has_round_edges_and_holds_every_row_once() -> None:
         bins = list(histogram([1, top]))
         assert 1 < len(bins) <= 12
         assert sum(count for _, _, count in bins) == 2
+
+
+def test_scan_reads_prompts_and_refuses_a_source_without_the_answers_that_rewards_read(
+    file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.jsonl"
+    keys = ["--set", f"prompts={{name='jsonl', path='{path}'}}", "--set", "reward=[{name='exact_match'}]"]
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("1 + 1", "1 + 2")))
+    result = titanrl("check", file, "--data", *keys)
+    assert result.exit_code == 2
+    assert "[prompts] 2 of 2 prompts have no reference answer, which a reward reads" in result.output
+    long = "\n".join(json.dumps({"prompt": "1 + " * 200 + text, "answer": "3"}) for text in "123")
+    path.write_text(long + '\n{"prompt": "1 + 1"}')
+    result = titanrl("check", file, "--data", *keys)
+    assert result.exit_code == 2
+    assert "[prompts] prompt 0: has " in result.output
+    assert "(3 rows; also [prompts] prompt 1, [prompts] prompt 2)" in result.output
+    assert "[prompts] 1 of 4 prompts have no reference answer." in result.output
+    path.write_text('{"prompt": "1 + 1", "answer": "2"}')
+    result = titanrl("check", file, "--data", *keys)
+    assert result.exit_code == 0, result.output
+    assert "[prompts] 1 prompts, 0 that cannot be used; median length" in result.output

@@ -67,8 +67,21 @@ def test_invalid_row_is_named_with_file_line_and_remedy(tmp_path: Path, line: st
 def test_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(titanrl.ConfigError) as error:
         rows(tmp_path, "x\n" * 12)
-    assert "prompts.jsonl:10:" in str(error.value)
-    assert str(error.value).endswith("and 2 more invalid rows.")
+    assert "prompts.jsonl:1: not JSON" in str(error.value)
+    assert str(error.value).endswith("(12 rows; also 2, 3, ...)")
+
+
+def test_answer_key_reaches_into_tables_and_must_exist(tmp_path: Path) -> None:
+    line = '{"prompt": "2 + 2", "reward_model": {"ground_truth": 4}, "a.b": "5"}'
+    (prompt,) = rows(tmp_path, line, answer_key="reward_model.ground_truth")
+    assert prompt.answer == "4"
+    assert prompt.columns["reward_model"] == {"ground_truth": 4}
+    (prompt,) = rows(tmp_path, line, answer_key="a.b")
+    assert prompt.answer == "5"
+    with pytest.raises(
+        titanrl.ConfigError, match=r"did you mean 'reward_model.ground_truth'\?; keys: prompt"
+    ):
+        rows(tmp_path, line, answer_key="reward_model.ground_truht")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
