@@ -45,8 +45,8 @@ def check(
         bool,
         typer.Option(
             "--data",
-            help="Also read all examples and prompts and report invalid and overlong ones, a histogram of row "
-            "lengths, unique held-out examples, and held-out examples that occur in the training data.",
+            help="Also read all examples and prompts and report invalid and overlong ones, a histogram of "
+            "row lengths, unique held-out examples, and held-out examples that occur in the training data.",
         ),
     ] = False,
 ) -> None:

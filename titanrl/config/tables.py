@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
 from titanrl.config.paths import has_control_characters
+from titanrl.ops.thoughts import after_thoughts
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
-from titanrl.registry import Range, name_of, validated
+from titanrl.registry import Range, declared, name_of, validated
 from titanrl.registry.decode import Component, build
 
 __all__ = [
@@ -100,12 +101,25 @@ class Reward:
     """Treatment of a response on which the function fails in training: it gets failure_score, or it is left
     out of group statistics and loss. Evaluation always uses failure_score."""
 
+    after_thoughts: bool = False
+    """Whether the function reads only what follows the closed thoughts of a response, after its last
+    `</think>`. A response that never closes its thoughts is then empty for it."""
+
     def __post_init__(self) -> None:
+        if self.after_thoughts and ("text", "response") not in declared(self.component, "in_keys"):
+            raise ValueError(
+                f"after_thoughts is not used by reward {name_of(self.component)!r}, which does not read the "
+                "text of a response, got true; leave it out."
+            )
         for key in ("failure_score", "timeout_seconds", "concurrency"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
             object.__setattr__(self, "label", name_of(self.component))
+
+    def scored_text(self, response: str) -> str:
+        """Returns the part of a response that the function reads."""
+        return after_thoughts(response) if self.after_thoughts else response
 
     def max_seconds(self, num_rows: int) -> float | None:
         """Returns the longest time that scoring ``num_rows`` responses may take, seconds; None: no limit."""

@@ -101,6 +101,13 @@ class ChatTokenizer:
         """Return a response as text without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def decode_response(self, ids: Sequence[int]) -> str:
+        """Return a sampled response as rewards read it: with special tokens, but without the end token."""
+        end = len(ids)
+        while end and ids[end - 1] in self.eos_ids:
+            end -= 1
+        return str(self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False))
+
     def decode_prompt(self, ids: Sequence[int]) -> str:
         """Return a prompt as text with special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))

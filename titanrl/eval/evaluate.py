@@ -162,7 +162,10 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
             pairs = zip(selected, scores, strict=True)
             estimates[f"best_of_{k}"] = mean_of([best_of_k(*each, k) for each in pairs])
     if ks and hasattr(scorer.component, "answer_of"):
-        votes = [[scorer.component.answer_of(response.text) for response in group] for group in groups]
+        votes = [
+            [scorer.component.answer_of(scorer.scored_text(response.text)) for response in group]
+            for group in groups
+        ]
         pairs = zip(votes, scores, strict=True)
         estimates[f"maj_at_{num_samples}"] = mean_of([maj_at_k(*each) for each in pairs])
     for label in (each.label for each in context.rewards):

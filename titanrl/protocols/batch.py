@@ -62,7 +62,9 @@ KEYS: dict[BatchKey, Key] = {
     "head_id": Key("[N]", "int64", "sample", "value head that the labels are about; -1: the weighted sum"),
     ("text", "prompt"): Key("[N]", "text", "sample", "prompt as text; of a chat, its last message"),
     ("text", "conversation"): Key("[N]", "text", "sample", "whole prompt as text; of a chat, all messages"),
-    ("text", "response"): Key("[N]", "text", "sample", "response as text, special tokens left out"),
+    ("text", "response"): Key(
+        "[N]", "text", "sample", "response as text, with special tokens but the end token"
+    ),
     ("text", "answer"): Key("[N]", "text", "sample", "reference answer, or the scorer's JSON"),
     ("text", "columns"): Key("[N]", "text", "sample", "the other columns of the prompt's row, a mapping"),
     ("text", "source"): Key("[N]", "text", "sample", "name of the source that the prompt comes from"),

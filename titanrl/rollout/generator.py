@@ -159,7 +159,7 @@ def generate_and_score(
         batch = collate_rollouts(
             [requests[index] for index in indices],
             completions,
-            decode=context.tokenizer.decode,
+            decode=context.tokenizer.decode_response,
             version=context.sampler.version,
         )
         return batch, score_on_leader(context.engine, batch, context.rewards)

@@ -49,6 +49,9 @@ class RewardTerm(Protocol):
     def concurrency(self) -> int: ...
     @property
     def on_failure(self) -> str: ...
+    @property
+    def after_thoughts(self) -> bool: ...
+    def scored_text(self, response: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,9 @@ def call_reward(
         failure: value of a row on which it failed, NaN for none; None: the table's failure_score.
     """
     failure = term.failure_score if failure is None else failure
+    if term.after_thoughts:
+        batch = batch.copy()
+        batch["text", "response"] = [term.scored_text(str(text)) for text in batch["text", "response"]]
     own = getattr(term.component, "scores", None)
     if own is not None:
         # Such a reward isolates its rows itself; an exception it raises is no row's fault and must be seen.

@@ -44,6 +44,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _run(function: Any, arguments: tuple[Any, ...], seconds: float) -> bytes:
+    process = os.getpid()
     # If the parent dies during the call, the kernel ends this process; that works inside C code too.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
@@ -53,6 +54,8 @@ def _run(function: Any, arguments: tuple[Any, ...], seconds: float) -> bytes:
     except BaseException as error:
         return pickle.dumps((None, error_text(error)))
     finally:
+        if os.getpid() != process:
+            os._exit(0)  # A child that the function forked must not go on as a second worker.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

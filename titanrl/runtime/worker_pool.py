@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,7 +28,9 @@ __all__ = ["WorkerPool", "CallResult", "map_with_timeout", "max_map_seconds"]
 
 START_SECONDS = 120.0
 """Time for a worker to start and import; long, because no untrusted code runs yet."""
-MAX_WORKERS = 4
+MAX_WORKERS = 64
+MARK = "TITANRL_WORKER"
+"""Environment variable that a worker's descendants inherit: they are found by it when the worker is dead."""
 KILL_ROUNDS = 20
 """Passes over a worker's descendants, which may start new processes while they are killed."""
 MAX_FAILED_STARTS = 3
@@ -115,10 +118,14 @@ class WorkerPool:
                         self._replace(worker, results, "died")
             now = time.monotonic()
             limit = min((worker.limit for worker in self._workers), default=now)
-            readable = wait([worker.connection for worker in self._workers], timeout=max(limit - now, 0.0))
+            ends: list[Connection | int] = [worker.connection for worker in self._workers]
+            ends += [end for worker in self._workers for end in worker.pidfd]
+            readable = wait(ends, timeout=max(limit - now, 0.0))
             for worker in list(self._workers):
                 if worker.connection in readable:
                     self._receive(worker, results)
+                elif any(end in readable for end in worker.pidfd):
+                    self._replace(worker, results, "died")
                 elif worker.limit <= time.monotonic():
                     self._replace(worker, results, "timeout")
 
@@ -166,7 +173,9 @@ class _Worker:
         ours, theirs = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         paths = [path for path in sys.path if path] + [str(Path(__file__).parents[2])]
+        self._mark = uuid.uuid4().hex
         environment |= {
+            MARK: self._mark,
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -183,6 +192,8 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
             )
         self.connection = Connection(ours.detach())
+        # A child of a dead worker may hold the connection open, so its end is noticed by the process too.
+        self.pidfd = [os.pidfd_open(self.process.pid)] if hasattr(os, "pidfd_open") else []
         self.is_ready = False
         self.item: int | None = None
         self.limit = time.monotonic() + START_SECONDS
@@ -202,13 +213,18 @@ class _Worker:
         return True
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, including those that moved to sessions of their own."""
+        """Kill the process and all its descendants, including those that moved to sessions of their own.
+
+        The descendants of a process that has died already are recognized by their environment.
+        """
         self.connection.close()
+        while self.pidfd:
+            os.close(self.pidfd.pop())
         pid = self.process.pid
         # A stopped process starts nothing new but still adopts orphans, so the descendants become fewer.
         _send(pid, signal.SIGSTOP)
         for _ in range(KILL_ROUNDS):
-            children = descendants(pid)
+            children = {*descendants(pid), *_marked(f"{MARK}={self._mark}".encode())} - {pid}
             if not children:
                 break
             for child in children:
@@ -220,6 +236,16 @@ class _Worker:
 def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Return the living processes that inherited ``mark``, an entry of their environment, from /proc."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in entry.read_bytes().split(b"\0"):
+                pids.append(int(entry.parent.name))
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
@@ -247,8 +273,9 @@ def max_map_seconds(num_items: int, timeout_seconds: float) -> float:
 
 
 def default_workers() -> int:
-    """Return the number of processes of a pool: one per core, at most MAX_WORKERS."""
-    return max(1, min(MAX_WORKERS, os.cpu_count() or 1))
+    """Return the number of processes of a pool: one per core that this process may use, up to MAX_WORKERS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_WORKERS, cores)
 
 
 _pools: dict[tuple[Any, ...], WorkerPool] = {}

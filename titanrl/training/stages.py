@@ -63,7 +63,7 @@ def _rollouts(session: Session, requests: Sequence[RolloutRequest], step: int, *
     batch = collate_rollouts(
         [requests[index] for index in indices],
         completions,
-        decode=session.tokenizer.decode,
+        decode=session.tokenizer.decode_response,
         version=session.sampler.version,
     )
     current = torch.full((len(batch),), session.state.step, dtype=torch.int32)

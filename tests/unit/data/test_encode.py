@@ -199,3 +199,14 @@ def test_row_without_a_loss_token_is_refused(tokens: Callable[..., ChatTokenizer
 def test_generation_prompt_of_the_tiny_template_precedes_every_response(tmp_path: Path) -> None:
     made = ChatTokenizer(tiny.create(tmp_path / "tiny"))
     assert made.render(CHAT[:2]).startswith(made.render(CHAT[:1], add_generation_prompt=True))
+
+
+def test_response_of_a_reward_has_its_special_tokens_but_the_end_token(tmp_path: Path) -> None:
+    made = ChatTokenizer(tiny.create(tmp_path / "tiny"))
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    ids = made.encode_text("<think>2+2</think>4")
+    assert made.eos_id is not None
+    assert made.decode_response([*ids, made.eos_id]) == "<think>2+2</think>4"
+    assert made.decode_response(ids) == "<think>2+2</think>4"
+    assert made.decode([*ids, made.eos_id]) == "2+24"
+    assert made.decode_response([made.eos_id]) == ""

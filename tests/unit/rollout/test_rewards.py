@@ -36,6 +36,10 @@ class Term:
     timeout_seconds: float = 60.0
     concurrency: int = 8
     on_failure: str = "score"
+    after_thoughts: bool = False
+
+    def scored_text(self, response: str) -> str:
+        return response
 
 
 def make(*responses: str) -> TensorDict:

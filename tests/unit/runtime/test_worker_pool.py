@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.worker_pool_targets import act, leave_children, threads_and_modules
+from tests.unit.runtime.worker_pool_targets import (
+    act,
+    leave_child_and_die,
+    leave_children,
+    threads_and_modules,
+)
 from titanrl.runtime.worker_pool import CallResult, WorkerPool, descendants, map_with_timeout
 
 pytestmark = pytest.mark.slow
@@ -74,6 +79,22 @@ def test_dying_worker_is_replaced(pool: WorkerPool) -> None:
     assert pool.map([("c",)], 10.0) == [CallResult("c", None)]
 
 
+@pytest.mark.parametrize(
+    ("what", "failure"),
+    [("kill", "died"), ("fork and die", "died"), ("fork", None), ("threads", None)],
+)
+def test_call_that_kills_forks_or_starts_threads_affects_no_other(
+    pool: WorkerPool, what: str, failure: str | None
+) -> None:
+    """A child does not answer in the worker's place, and does not outlive a dead worker."""
+    start = time.monotonic()
+    results = pool.map([(what,), ("a",), (what,), ("b",), ("c",)], 20.0)
+    assert [result.failure for result in results] == [failure, None, failure, None, None]
+    value = what if failure is None else None
+    assert [result.value for result in results] == [value, "a", value, "b", "c"]
+    assert time.monotonic() - start < 15
+
+
 def test_worker_killed_while_idle_costs_no_item(pool: WorkerPool) -> None:
     pool.map([("a",), ("b",)], 10.0)
     for worker in pool._workers:
@@ -111,6 +132,17 @@ def test_timed_out_item_leaves_no_child_process(tmp_path: Path) -> None:
     pids = [int(pid) for pid in note.read_text().split()]
     assert len(pids) == 2
     assert not [pid for pid in pids if is_running(pid)]
+    pool.close()
+
+
+def test_child_of_a_dead_worker_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    pool = WorkerPool(leave_child_and_die, num_workers=1)
+    start = time.monotonic()
+    assert pool.map([(str(note),)], 30.0) == [CallResult(None, "died")]
+    assert time.monotonic() - start < 20  # The child's copy of the connection does not hide the death.
+    (pid,) = [int(pid) for pid in note.read_text().split()]
+    assert not is_running(pid)
     pool.close()
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 
 class Rude(BaseException):
@@ -32,6 +35,18 @@ def act(what: str) -> str:
             raise KeyboardInterrupt
         case "die":
             os._exit(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "fork":
+            os.fork()  # The child returns from this function too.
+        case "fork and die":
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(60)  # It holds the connection of the dead worker.
+            os._exit(0)
+        case "threads":
+            for _ in range(20):
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
         case "print":
             print("noise")
     return what
@@ -54,3 +69,23 @@ def leave_children(note: str) -> str:
 def threads_and_modules() -> tuple[str, bool]:
     """Return the process id and whether torch is imported."""
     return str(os.getpid()), "torch" in sys.modules
+
+
+def leave_child_and_die(note: str) -> None:
+    """Fork a child into a session of its own, where it holds this process's pipes, and exit."""
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+    time.sleep(0.2)
+    children = [
+        path.parent.name for path in Path("/proc").glob("[0-9]*/stat") if _parent(path) == os.getpid()
+    ]
+    Path(note).write_text(" ".join(children))
+    os._exit(0)
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1

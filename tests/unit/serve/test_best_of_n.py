@@ -69,6 +69,10 @@ class Term:
     timeout_seconds: float = 5.0
     concurrency: int = 8
     on_failure: str = "score"
+    after_thoughts: bool = False
+
+    def scored_text(self, response: str) -> str:
+        return response
 
 
 def near_c(batch: TensorDict) -> torch.Tensor:

@@ -36,7 +36,7 @@ class OneProcess:
 class Letters:
     """A tokenizer that decodes every token to the letter a."""
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode_response(self, ids: Sequence[int]) -> str:
         return "a" * len(ids)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
