@@ -155,6 +155,24 @@ def _labels(reward: tuple[Reward, ...]) -> list[Problem]:
     ]
 
 
+def _combination(reward: tuple[Reward, ...], algorithm: Algorithm, loop: Loop) -> list[Problem]:
+    if reward and all(each.combine == "gate" for each in reward):
+        text = "'gate' cuts off other rewards, but there are none; give one of them another value."
+        return [Problem("reward.0", text, "combine")]
+    problems = []
+    for i, each in enumerate(reward):
+        if each.normalize != "none" and "baseline_reward" in declared(algorithm.advantage, "in_keys"):
+            text = (
+                f"must be 'none' for {label(algorithm.advantage)}, which compares the reward with that of a "
+                f"greedy response, got {each.normalize!r}; leave it out."
+            )
+            problems.append(Problem(f"reward.{i}", text, "normalize"))
+        if each.normalize == "group" and loop.samples_per_prompt < 2:
+            text = "'group' needs [loop] samples_per_prompt >= 2, got 1; use 'batch'."
+            problems.append(Problem(f"reward.{i}", text, "normalize"))
+    return problems
+
+
 def _judge(evaluation: Evaluation | None, reward: tuple[Reward, ...]) -> list[Problem]:
     labels = [each.label for each in reward]
     if evaluation is None or evaluation.prompts is None:
@@ -264,6 +282,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _whole_groups,
     _room_for_a_prompt,
     _labels,
+    _combination,
     _judge,
     _entropy_controller,
     _value_head,

@@ -79,7 +79,7 @@ MAX_TIMEOUTS_OF_A_BATCH = 5
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One reward of the weighted sum ``reward = sum_k weight_k * r_k``."""
+    """One reward of the weighted sum ``reward = sum_k weight_k * r_k``, or a factor, bound or gate of it."""
 
     renamed: ClassVar[dict[str, str]] = {"failure": "failure_score", "deadline_seconds": "timeout_seconds"}
 
@@ -87,6 +87,18 @@ class Reward:
     """The reward function; its keys are in the same table."""
     weight: Annotated[float, Range("(-inf, inf)")] = 1.0
     """Factor in the weighted sum; the batch also keeps the unweighted reward, under its label."""
+    combine: Literal["sum", "product", "minimum", "gate"] = "sum"
+    """How the reward enters the combined one. `sum`: it is added. `product`: the sum is multiplied by it.
+    `minimum`: it is an upper bound of sum and product. `gate`: responses with a value below gate_min get
+    gate_reward, whatever the other rewards are."""
+    gate_min: Annotated[float, Range("(-inf, inf)")] = 0.5
+    """Smallest value that passes; with combine = "gate" only."""
+    gate_reward: Annotated[float, Range("(-inf, inf)")] = 0.0
+    """Combined reward of a response that does not pass; with combine = "gate" only."""
+    normalize: Literal["none", "group", "batch"] = "none"
+    """Rows over which the value is brought to mean 0 and standard deviation 1 before it is weighted: those
+    of its group, or all rows that are sampled together. Training only; metrics, filters by label and
+    evaluation see the raw value."""
     label: str = ""
     """Name in the batch and in the metrics. Default: the name of the component. Required to use a
     component twice."""
@@ -111,11 +123,30 @@ class Reward:
                 f"after_thoughts is not used by reward {name_of(self.component)!r}, which does not read the "
                 "text of a response, got true; leave it out."
             )
+        self._check_combination()
         for key in ("failure_score", "timeout_seconds", "concurrency"):
             if any(each.name == key for each in fields(self.component)):  # type: ignore[arg-type]
                 object.__setattr__(self, key, getattr(self.component, key))
         if not self.label:
             object.__setattr__(self, "label", name_of(self.component))
+
+    def _check_combination(self) -> None:
+        if self.combine == "gate":
+            if self.weight != 1.0 or self.normalize != "none":
+                key = "weight" if self.weight != 1.0 else "normalize"
+                raise ValueError(
+                    f"{key} is not used with combine = 'gate', got {getattr(self, key)!r}; leave it out."
+                )
+        elif (self.gate_min, self.gate_reward) != (0.5, 0.0):
+            raise ValueError(
+                f"gate_min and gate_reward need combine = 'gate', got {self.combine!r}; set it, or leave "
+                "them out."
+            )
+        if declared(self.component, "per_token") and (self.combine, self.normalize) != ("sum", "none"):
+            raise ValueError(
+                f"combine and normalize must be 'sum' and 'none' for {name_of(self.component)!r}, which "
+                f"scores each token, got {self.combine!r} and {self.normalize!r}; leave them out."
+            )
 
     def scored_text(self, response: str) -> str:
         """Returns the part of a response that the function reads."""

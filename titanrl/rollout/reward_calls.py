@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from titanrl.algorithm.combine_rewards import CombinedTerm
 from titanrl.config.tables import MAX_TIMEOUTS_OF_A_BATCH
 from titanrl.errors import ConfigError
 from titanrl.ops.masked import where0
@@ -32,15 +33,11 @@ VALUE = "reward"
 """Name of the one result of a reward that declares no outputs."""
 
 
-class RewardTerm(Protocol):
+class RewardTerm(CombinedTerm, Protocol):
     """One entry of `[[reward]]`."""
 
     @property
     def component(self) -> RewardFunction: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def label(self) -> str: ...
     @property
     def failure_score(self) -> float: ...
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from titanrl.algorithm.combine_rewards import combine_rewards
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError
 from titanrl.registry import declared
@@ -64,7 +65,8 @@ def score_on_leader(
 def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm], *, unscored: bool = False) -> Scored:
     """Return the batch keys that the rewards write, and the failures with their reasons.
 
-    ``reward = sum_k weight_k r_k`` [N], and ``("rewards", label)`` [N] holds each r_k without its weight.
+    ``reward = sum_k weight_k r_k`` [N], or another combination (see ``combine_rewards``).
+    ``("rewards", label)`` [N] holds each r_k without its weight.
     A reward function returns [N], unless its class declares something else:
 
     - ``per_token = True``: [N, L], one number per label position, aligned with loss_mask. r_k is its sum over
@@ -105,16 +107,16 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm], *, unscored:
         for term in _in_reading_order(rewards):
             label, results = term.label, results_of[term.label]
             failure = math.nan if unscored and term.on_failure == "unscored" else term.failure_score
-            values, reasons[label] = call_reward(term, results, seen, threads, failure)
-            value = values[results.value]
+            result, reasons[label] = call_reward(term, results, seen, threads, failure)
+            value = result[results.value]
             if results.per_token:
                 extra["token_rewards", label] = term.weight * value
                 value = value.sum(-1, dtype=torch.float64).float()
                 value[list(reasons[label])] = failure
             seen.set(("rewards", label), value)
             own: dict[str | tuple[str, ...], torch.Tensor] = {
-                **{("rewards", f"{label}.{name}"): values[name] for name in results.outputs},
-                **{key: values[key] for key in results.out_keys},
+                **{("rewards", f"{label}.{name}"): result[name] for name in results.outputs},
+                **{key: result[key] for key in results.out_keys},
             }
             seen.update(own)
             extra |= own
@@ -123,9 +125,8 @@ def score_rewards(batch: TensorDict, rewards: Sequence[RewardTerm], *, unscored:
     scores: dict[str | tuple[str, ...], torch.Tensor] = {
         ("rewards", label): seen["rewards", label] for label in labels
     }
-    scores["reward"] = sum(
-        (term.weight * scores["rewards", term.label] for term in rewards), torch.zeros(batch.shape[0])
-    )
+    values = {label: seen["rewards", label] for label in labels}
+    scores["reward"] = combine_rewards(values, rewards) if rewards else torch.zeros(len(batch))
     return Scored(scores | extra, reasons)
 
 

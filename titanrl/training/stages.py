@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tensordict import TensorDict
 
+from titanrl.algorithm.combine_rewards import combine_rewards, normalized
 from titanrl.data.collate import collate_rollouts
 from titanrl.engine import collectives
 from titanrl.errors import TrainingError
@@ -101,9 +102,22 @@ def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[Tens
         scored = _score_rewards(session, batch)
         failures = scored.failures
         batch.update(scored.scores)
+        if any(reward.normalize != "none" for reward in session.rewards):
+            batch["reward"] = _normalized_reward(session, batch)
     if session.algorithm.old_logprob == "sampler":
         batch["old_logprob"] = where0(batch["loss_mask"], batch["sampler_logprob"])
     return score_models(session, batch, on_policy=on_policy), failures
+
+
+def _normalized_reward(session: Session, batch: TensorDict) -> torch.Tensor:
+    """Returns the reward of this rank's rows, from values normalized over the rows of all ranks."""
+    engine, labels = session.engine, [reward.label for reward in session.rewards]
+    own = torch.stack([batch["rewards", label] for label in labels]), batch["group_id"]
+    parts = collectives.gather_objects([own], engine.dp_group, engine.dp_degree)
+    values = dict(zip(labels, torch.cat([each for each, _ in parts], 1), strict=True))
+    values = normalized(values, torch.cat([group_id for _, group_id in parts]), session.rewards)
+    start = sum(len(group_id) for _, group_id in parts[: engine.dp_rank])
+    return combine_rewards(values, session.rewards)[start : start + len(batch)]
 
 
 def is_on_policy(session: Session[Any], batch: TensorDict) -> bool:

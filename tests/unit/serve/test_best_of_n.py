@@ -70,6 +70,10 @@ class Term:
     concurrency: int = 8
     on_failure: str = "score"
     after_thoughts: bool = False
+    combine: str = "sum"
+    gate_min: float = 0.5
+    gate_reward: float = 0.0
+    normalize: str = "none"
 
     def scored_text(self, response: str) -> str:
         return response

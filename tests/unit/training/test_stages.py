@@ -140,3 +140,17 @@ def test_sample_records_hold_the_values_of_each_response_token() -> None:
     assert first["per_token"]["ref_log_ratio"] == [0.5, 0.6, None]
     assert "per_token" in second
     assert "per_token" not in third
+
+
+def test_normalized_values_enter_the_reward_and_raw_ones_are_reported() -> None:
+    term = Reward(
+        component=build("reward", {"name": "unfinished", "penalty": -4.0}), normalize="batch", weight=2.0
+    )
+    live = session([term])
+    batch, _ = sample(live, rows(), 0)
+    batch["finish_reason"] = torch.tensor([0, 1, 0, 1, 0, 1], dtype=torch.int8)
+    scored, _ = score(live, batch, on_policy=True)
+    assert scored["rewards", "unfinished"].tolist() == [0.0, -4.0] * 3
+    # Mean -2, std over n - 1: sqrt(6 * 4 / 5).
+    expected = torch.tensor([2.0, -2.0] * 3) / (24 / 5) ** 0.5 * 2.0
+    assert torch.allclose(scored["reward"], expected, atol=1e-5)
