@@ -33,7 +33,7 @@ class GDPO:
 
     rewards: tuple[str, ...]
     """Labels of the rewards to normalise separately; at least one."""
-    weights: tuple[float, ...] | None = None
+    weights: Annotated[tuple[float, ...] | None, Range("(-inf, inf)")] = None
     """Weight of each reward; omitted: all 1."""
     eps: Annotated[float, Range("[0, inf)")] = 1e-6
     """Added to each standard deviation."""

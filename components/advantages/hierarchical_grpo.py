@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
 from titanrl.ops.groups import group_index, relative_to_group
 from titanrl.ops.scores import to_tokens
 from titanrl.protocols import Advantages
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -30,7 +30,7 @@ class HierarchicalGRPO:
     Source: prime-rl's hierarchical GRPO for proposers and solvers.
     """
 
-    episode_agents: tuple[int, ...]
+    episode_agents: Annotated[tuple[int, ...], Range("[0, inf)")]
     """Values of agent_id that are compared within their episode; may be empty."""
     in_keys: ClassVar[tuple[str, ...]] = ("reward", "episode_id", "agent_id")
     scope: ClassVar[Literal["group", "batch"]] = "group"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.scores import reward_key
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +28,9 @@ class RewardRange:
     key: str = "reward"
     """"reward" for the summed reward, or the label of one reward; prefer an unshaped reward to a shaped
     sum."""
-    low: float = 0.0
+    low: Annotated[float, Range("[-inf, inf]")] = 0.0
     """Lower bound of a group's mean reward, exclusive; must be < high."""
-    high: float = 1.0
+    high: Annotated[float, Range("[-inf, inf]")] = 1.0
     """Upper bound of a group's mean reward, exclusive."""
 
     def __post_init__(self) -> None:

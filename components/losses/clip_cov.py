@@ -42,9 +42,9 @@ class ClipCov:
     """Distance of the upper bound of the ratio from 1."""
     fraction: Annotated[float, Range("(0, 1]")] = 2e-4
     """Fraction of a group's tokens to drop; at least one token where there is a candidate."""
-    cov_low: float = 1.0
+    cov_low: Annotated[float, Range("[-inf, inf]")] = 1.0
     """Covariance above which a token is a candidate."""
-    cov_high: float = 5.0
+    cov_high: Annotated[float, Range("[-inf, inf]")] = 5.0
     """Covariance below which a token is a candidate; must be > cov_low."""
     log_ratio_clamp: Annotated[float, Range("(0, inf)")] = LOG_RATIO_CLAMP
     """Bound of the log-ratio before exp, nats."""

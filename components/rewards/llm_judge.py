@@ -62,7 +62,7 @@ class LLMJudge:
     template: str = TEMPLATE
     """Prompt of the rating; {prompt} (of a chat: all its messages), {response} and {answer} are replaced by
     the row's texts, {response} is required."""
-    scale: tuple[float, float] = (1.0, 10.0)
+    scale: Annotated[tuple[float, float], Range("(-inf, inf)")] = (1.0, 10.0)
     """Ratings that map to 0 and 1; the first must be < the second."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time limit per response, all attempts included, seconds."""

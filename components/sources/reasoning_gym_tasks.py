@@ -53,7 +53,7 @@ def _tasks() -> dict[str, tuple[Path, str]]:
 @cache
 def _task(dataset: str) -> tuple[Path, str] | None:
     # Nearly every task has a file of its name, so the whole package is rarely read.
-    if re.fullmatch(r"\w+", dataset):
+    if re.fullmatch(r"\w{1,100}", dataset):
         for path in _package().rglob(f"{dataset}.py"):
             if dataset in (tasks := _registered(path)):
                 return tasks[dataset]

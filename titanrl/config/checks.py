@@ -16,6 +16,7 @@ from titanrl.config.role_checks import ROLE_CHECKS
 from titanrl.errors import Problem, did_you_mean
 from titanrl.registry import declared, name_of
 from titanrl.registry.loops import loop_names
+from titanrl.registry.ranges import ranges_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Checkpoint, Parallelism, Training
@@ -267,6 +268,19 @@ def _best_checkpoint_is_measured(checkpoint: Checkpoint, evaluation: Evaluation 
     return [Problem("checkpoint", text, "keep_best")]
 
 
+def _evaluation_temperature(sampler: Any, evaluation: Evaluation | None) -> list[Problem]:
+    """The sampler draws held-out responses too, except greedy ones."""
+    if evaluation is None or sampler is None or evaluation.temperature == 0:
+        return []
+    allowed = ranges_of(type(sampler)).get("temperature")
+    if allowed is None or allowed.contains(evaluation.temperature):
+        return []
+    text = (
+        f"must be 0 or in {allowed}, as of the sampler {name_of(sampler)!r}, got {evaluation.temperature:g}."
+    )
+    return [Problem("evaluation", text, "temperature")]
+
+
 CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *DATA_CHECKS,
     *ROLE_CHECKS,
@@ -289,4 +303,5 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _value_model_cannot_sample,
     _critic,
     _full_distribution,
+    _evaluation_temperature,
 )

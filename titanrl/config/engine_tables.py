@@ -90,7 +90,7 @@ class Parallelism:
 
     data_parallel_replicate_degree: Annotated[int, Range("[1, inf)")] = 1
     """Replicas of the sharded model (HSDP)."""
-    data_parallel_shard_degree: int = -1
+    data_parallel_shard_degree: Annotated[int, Range("[-1, inf)")] = -1
     """Ranks over which weights are sharded (FSDP2), >= 1; -1: all ranks that the other degrees leave."""
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether gathered weights are freed between forward and backward."""
@@ -133,7 +133,7 @@ class Checkpoint:
     """Whether checkpoints are written."""
     interval: Annotated[int, Range("[1, inf)")] = 500
     """Training steps between two checkpoints; the last step is always saved."""
-    keep_latest_k: int = 10
+    keep_latest_k: Annotated[int, Range("[0, inf)")] = 10
     """Number of checkpoints to keep, 0 (all) or >= 2."""
     keep_best: str | None = None
     """Validation metric, e.g. "eval/score", by which the best checkpoint is chosen: it is written when the

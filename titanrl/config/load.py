@@ -12,7 +12,7 @@ import tomli
 from titanrl.config.experiment import Experiment
 from titanrl.config.imports import import_all
 from titanrl.config.merge import Layers
-from titanrl.config.paths import refuse_control_characters
+from titanrl.config.paths import refuse_faulty_path
 from titanrl.config.presets import locate
 from titanrl.errors import ConfigError, Problem, did_you_mean
 
@@ -60,7 +60,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     Raises:
         ConfigError: a file is missing or not TOML, ``base`` is circular, or an override names no table.
     """
-    refuse_control_characters(str(path), "the path")
+    refuse_faulty_path(str(path), "the path")
     path = locate(path)
     layers = _stack(path, ())
     problems: list[Problem] = []
@@ -106,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: no such file, or no TOML.
     """
-    refuse_control_characters(str(path), "the path")
+    refuse_faulty_path(str(path), "the path")
     try:
         return tomli.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _strings(value: Any, key: str, path: Path) -> list[str]:
         message = f"must be a string or an array of strings, got {value!r}."
         raise ConfigError(Problem("", message, key), file=str(path))
     for each in values:
-        refuse_control_characters(each, key, file=str(path))
+        refuse_faulty_path(each, key, file=str(path))
     return values
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from titanrl.errors import ConfigError
+from titanrl.registry.values import path_fault
 
-__all__ = ["has_control_characters", "refuse_control_characters"]
-
-
-def has_control_characters(text: str) -> bool:
-    """Whether a text has control characters or unpaired surrogates, which no path should have."""
-    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+__all__ = ["refuse_faulty_path"]
 
 
-def refuse_control_characters(text: str, name: str, *, file: str | None = None) -> None:
-    """Refuses a path with control characters or unpaired surrogates.
+def refuse_faulty_path(text: str, name: str, *, file: str | None = None) -> None:
+    """Refuses a path with control characters or unpaired surrogates, or one that is too long.
 
     Args:
         text: the path.
@@ -23,7 +17,7 @@ def refuse_control_characters(text: str, name: str, *, file: str | None = None) 
         file: the experiment file that gives it.
 
     Raises:
-        ConfigError: the path has such a character.
+        ConfigError: it is no path.
     """
-    if has_control_characters(text):
-        raise ConfigError(f"{name} must not have control characters, got {text!a}.", file=file)
+    if fault := path_fault(text):
+        raise ConfigError(f"{name} {fault}, got {text!a:.80}.", file=file)

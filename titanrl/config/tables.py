@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.config.paths import has_control_characters
 from titanrl.ops.thoughts import after_thoughts
 from titanrl.protocols import DataSettings, PolicyLoss, RewardFunction, SourceSettings
 from titanrl.registry import Range, declared, name_of, validated
 from titanrl.registry.decode import Component, build
+from titanrl.registry.values import path_fault
 
 __all__ = [
     "Critic",
@@ -34,7 +34,7 @@ class Run:
     """Name of the run's folder. Default: the name of the experiment file."""
     folder: str = "runs"
     """Folder of all runs, relative to the working directory."""
-    seed: Annotated[int, Range("[0, inf)")] = 0
+    seed: Annotated[int, Range("[0, 9223372036854775807]")] = 0
     """Seed of prompt order, sampling and new weights; equal seeds give equal runs."""
     stop_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time, in seconds, from a signal that stops the command to its end. Should cover the longest update,
@@ -44,7 +44,7 @@ class Run:
 
     def __post_init__(self) -> None:
         name = self.name
-        if name is not None and (name in ("", ".", "..") or "/" in name or has_control_characters(name)):
+        if name is not None and (name in ("", ".", "..") or "/" in name or path_fault(name)):
             raise ValueError(f"name must be a plain folder name, got {name!a}.")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titanrl.errors import ConfigError
+from titanrl.models.config_file import read_json
+from titanrl.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from titanrl.protocols import Prompt
@@ -25,9 +26,7 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: str | Path, chat_template: str | None = None) -> None:
-        from transformers import AutoTokenizer
-
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        self.tokenizer = load_tokenizer(folder)
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
         self.eos_ids = _eos_ids(Path(folder), self.tokenizer)
@@ -35,7 +34,7 @@ class ChatTokenizer:
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt with at most one BOS; a chat ends with the generation prompt."""
         if isinstance(prompt.messages, str):
-            ids = list(self.tokenizer.encode(prompt.messages))
+            ids = self._encode(prompt.messages)
         else:
             ids = self.encode_text(self.render(prompt.messages, add_generation_prompt=True))
         bos = self.tokenizer.bos_token_id
@@ -45,7 +44,14 @@ class ChatTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text that already contains its special tokens, as a template prints them."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except TypeError:
+            # tokenizers refuses text that UTF-8 cannot hold with a message about types.
+            raise ValueError("has an unpaired surrogate, which is no character; remove it.") from None
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
         """Return chat messages as the template renders them.
@@ -129,6 +135,12 @@ def _eos_ids(folder: Path, tokenizer: object) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
-            stated = json.loads(path.read_text()).get("eos_token_id")
-            eos_ids.update(stated if isinstance(stated, list) else [stated])
+            stated = read_json(path, f"model folder '{folder}'").get("eos_token_id")
+            ids = stated if isinstance(stated, list) else [stated]
+            if not all(each is None or (isinstance(each, int) and each >= 0) for each in ids):
+                raise ConfigError(
+                    f"model folder '{folder}': {name} must give eos_token_id as a token id, or a list of "
+                    f"them, got {stated!r}; restore the file, or import the model again."
+                )
+            eos_ids.update(ids)
     return tuple(sorted(token for token in eos_ids if token is not None))

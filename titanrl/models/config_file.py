@@ -24,6 +24,10 @@ LANGUAGE, VALUE = "ForCausalLM", "ForSequenceClassification"
 """Endings of transformers' class names: language models, and models with a scalar head."""
 
 
+MAX_COUNT = 10**8
+"""Largest number that a config.json may give for a size."""
+
+
 class ConfigFile(NamedTuple):
     """The keys of a config.json, with the names that messages give to the file and its folder."""
 
@@ -35,12 +39,22 @@ class ConfigFile(NamedTuple):
     """Whether the architecture has a scalar head instead of the vocabulary's."""
 
     def count(self, key: str) -> int:
-        """Returns an integer >= 0.
+        """Returns an integer in [0, 10^8].
 
         Raises:
-            ConfigError: the key is missing or has another type.
+            ConfigError: the key is missing or has another value.
         """
         return read_count(self.values, key, self.where)
+
+    def positive(self, key: str) -> int:
+        """Returns an integer in [1, 10^8].
+
+        Raises:
+            ConfigError: the key is missing or has another value.
+        """
+        if (value := self.count(key)) < 1:
+            raise ConfigError(f"{self.path} {key} must be >= 1, got {value}.")
+        return value
 
     def require_false(self, *keys: str) -> None:
         """Refuses options that are not computed here.
@@ -89,24 +103,27 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{where} has no {path.name}; a Hugging Face model folder is needed.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {path.name} is not JSON: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{where}: {path.name} cannot be read: {error.strerror}.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: {path.name} must hold an object, got {type(value).__name__}.")
     return value
 
 
 def read_count(config: Mapping[str, Any], key: str, where: str) -> int:
-    """Returns an integer >= 0 of a config.json.
+    """Returns an integer in [0, 10^8] of a config.json.
 
     Raises:
-        ConfigError: the key is missing or has another type.
+        ConfigError: the key is missing or has another value.
     """
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         got = repr(value) if key in config else "nothing"
+        limit = f" up to {MAX_COUNT}" if isinstance(value, int) and value > MAX_COUNT else ""
         raise ConfigError(
-            f"{where}: config.json must give {key} as a whole number, got {got}; restore the config.json "
-            "that belongs to the weights, or import the model again."
+            f"{where}: config.json must give {key} as a whole number{limit}, got {got}; restore the "
+            "config.json that belongs to the weights, or import the model again."
         )
     return value

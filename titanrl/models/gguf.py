@@ -46,9 +46,13 @@ def convert(gguf: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     parent, name = str(gguf.parent), gguf.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
+        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            parent, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+            parent,
+            gguf_file=name,
+            trust_remote_code=False,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
         )
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"model file '{gguf}' can't be read: {error}") from error

@@ -103,16 +103,25 @@ def decoder_config(file: ConfigFile, *, scaled_rope: str | None = None) -> HFCon
             f"{file.path} rope_type {rope_type!r} is not computed for model_type {raw['model_type']!r}; "
             "use 'default'."
         )
+    dim, heads = file.positive("hidden_size"), file.positive("num_attention_heads")
+    kv_heads = file.positive("num_key_value_heads") if raw.get("num_key_value_heads") is not None else heads
+    head_dim = file.positive("head_dim") if raw.get("head_dim") is not None else dim // heads
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{file.path} num_key_value_heads must divide num_attention_heads = {heads}, got {kv_heads}."
+        )
+    if not head_dim:
+        raise ConfigError(f"{file.path} hidden_size must be >= num_attention_heads = {heads}, got {dim}.")
     return HFConfig(
         model_type=raw["model_type"],
-        dim=file.count("hidden_size"),
-        num_layers=file.count("num_hidden_layers"),
-        num_heads=file.count("num_attention_heads"),
-        num_kv_heads=raw.get("num_key_value_heads") or file.count("num_attention_heads"),
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-        hidden_dim=file.count("intermediate_size"),
-        vocab_size=file.count("vocab_size"),
-        max_length=file.count("max_position_embeddings"),
+        dim=dim,
+        num_layers=file.positive("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden_dim=file.positive("intermediate_size"),
+        vocab_size=file.positive("vocab_size"),
+        max_length=file.positive("max_position_embeddings"),
         norm_eps=float(raw["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
         rope_scaling=rope if rope_type != "default" else {},

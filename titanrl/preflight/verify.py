@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -270,13 +271,21 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def is_hub_id(text: str) -> bool:
+    """Return whether a text may be the id of a dataset on a hub: ``owner/name``, or a name."""
+    is_file = Path(text).suffix in (".jsonl", ".json", ".parquet")
+    return not is_file and re.fullmatch(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", text) is not None
+
+
 def _missing_files(sources: Mapping[str, object]) -> list[Problem]:
-    """Return the local dataset files that do not exist; whether a hub has a dataset is not checked."""
+    """Return the local files and folders that do not exist; whether a hub has a dataset is not checked."""
     paths = {table: str(getattr(source, "path", "")) for table, source in sources.items()}
     return [
-        Problem(table, f"must be a file, got {path!r}, which does not exist; check the path.", "path")
+        Problem(
+            table, f"must be a file or a folder, got {path!r}, which does not exist; check the path.", "path"
+        )
         for table, path in paths.items()
-        if Path(path).suffix in (".jsonl", ".json", ".parquet") and not Path(path).is_file()
+        if path and not (Path(path).exists() or is_hub_id(path))
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from titanrl.errors import ConfigError, Problem, closest_matches
 from titanrl.registry import component_class, names
 from titanrl.registry.catalog import unknown_name
-from titanrl.registry.values import decode_scalar, format_value, unknown_keys
+from titanrl.registry.values import PATH_KEYS, decode_scalar, format_value, path_fault, unknown_keys
 
 __all__ = [
     "Component",
@@ -210,6 +210,9 @@ def decode_fields(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Returns every value decoded; key -> (type, value) comes in."""
     decoded, problems = {}, []
     for key, (hint, value) in values.items():
+        if key in PATH_KEYS and isinstance(value, str) and (fault := path_fault(value)):
+            problems.append(Problem("", f"{fault}, got {value!a:.80}.", key))
+            continue
         try:
             decoded[key] = decode(hint, value)
         except ConfigError as error:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from titanrl.errors import ConfigError, Problem
@@ -15,6 +15,9 @@ from titanrl.errors import ConfigError, Problem
 __all__ = ["Range", "range_of", "range_problems", "ranges_of", "validated"]
 
 T = TypeVar("T")
+
+MAX_INT = 2**31 - 1
+MAX_FLOAT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +136,25 @@ def range_problems(settings: Any) -> list[Problem]:
             continue
         allowed = declared[name].resolve({each: getattr(settings, each) for each in bounds})
         problems[name] = [
-            Problem("", f"must be in {allowed}, got {number}.", key)
+            Problem("", f"{fault}, got {number}.", key)
             for key, number in _numbers(name, getattr(settings, name))
-            if not isinstance(number, Real) or not allowed.contains(cast(float, number))
+            if (fault := _fault(allowed, number))
         ]
     return [problem for name in declared for problem in problems.get(name, ())]
+
+
+def _fault(allowed: Range, number: Any) -> str:
+    """Returns what is wrong with a number, or an empty string.
+
+    An open end of a range allows every sane size: integers of 32 bits, and floats up to 1e30, whose products
+    are finite.
+    """
+    if not isinstance(number, Real) or not allowed.contains(cast(float, number)):
+        return f"must be in {allowed}"
+    largest, size = (MAX_INT if isinstance(number, Integral) else MAX_FLOAT), float(number)
+    low, high = allowed.bounds()
+    is_absurd = (high == math.inf and size > largest) or (low == -math.inf and size < -largest)
+    return f"must be of a size up to {largest}" if is_absurd and math.isfinite(size) else ""
 
 
 def _numbers(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -15,8 +16,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from titanrl.errors import ConfigError, Problem, did_you_mean, edit_distance_one
 from titanrl.registry.foreign_names import KEYS
 
-__all__ = ["decode_scalar", "format_value", "is_of_type", "unknown_keys"]
+__all__ = ["decode_scalar", "format_value", "is_of_type", "path_fault", "unknown_keys"]
 
+PATH_KEYS = ("cache", "folder", "key_file", "output", "path")
+"""Keys whose texts are paths, or ids of a hub, in every table."""
+MAX_PATH, MAX_NAME = 4095, 255
 EXPECTED = {
     "bool_type": "true or false",
     "float_type": "a number",
@@ -50,6 +54,14 @@ def decode_scalar(hint: Any, value: Any) -> Any:
         raise ConfigError(Problem("", f"must not be a date or time, got {value}; use a string.")) from None
     except ValidationError as error:
         raise ConfigError([_worded(dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def path_fault(text: str) -> str:
+    """Returns why a text cannot be the path of a file, or an empty string."""
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        return "must not have control characters"
+    is_long = len(text.encode()) > MAX_PATH or any(len(part.encode()) > MAX_NAME for part in text.split("/"))
+    return f"must have {MAX_PATH} bytes at most, and {MAX_NAME} a name" if is_long else ""
 
 
 def is_of_type(hint: Any, value: Any) -> bool:

@@ -44,7 +44,7 @@ class RewardModel:
     url."""
     url: str | None = None
     """Address of a server, such as `http://node7:8100`; give either url or path."""
-    heads: dict[str, float] = field(default_factory=dict)
+    heads: Annotated[dict[str, float], Range("(-inf, inf)")] = field(default_factory=dict)
     """Weight of each head by its name (id2label); required for a model with several heads."""
     mean: Annotated[float, Range("(-inf, inf)")] = 0.0
     """Subtracted from the score: its mean over good responses, or `eval/score_mean` of the model's

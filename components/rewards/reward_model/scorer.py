@@ -133,7 +133,9 @@ class Scorer:
         self.facts = facts_of(folder)
         is_gpu = torch.cuda.is_available()
         self._device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
-        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
         if getattr(getattr(model, "score", None), "weight", None) is None:
             raise ConfigError(f"reward model '{folder}' has no head `score`; choose a decoder-only model.")
         model.to("cpu" if offload else self._device)

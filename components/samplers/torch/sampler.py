@@ -47,7 +47,7 @@ class Torch:
     """Sample from the k most probable tokens; 0, -1 or omitted: all. Evaluation only: training rejects it."""
     top_p: Annotated[float | None, Range("(0, 1]")] = None
     """Sample from the smallest set of tokens with this probability; 1 or omitted: all. Evaluation only."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Range("[0, inf)")] = ()
     """Token ids that end a response, in addition to the model's own; they are part of the response."""
     max_rows: Annotated[int, Range("[1, inf)")] = 128
     """Number of rows to decode at the same time; more rows need more memory."""

@@ -38,7 +38,7 @@ class VLLM:
     """Sample from the k most probable tokens; 0, -1 or omitted: all. Evaluation only: training rejects it."""
     top_p: Annotated[float | None, Range("(0, 1]")] = None
     """Sample from the smallest set of tokens with this probability; 1 or omitted: all. Evaluation only."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Range("[0, inf)")] = ()
     """Token ids that end a response, in addition to the model's own; they are part of the response."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute precision; auto: the trainer's, which gives the smallest mismatch."""

@@ -45,7 +45,7 @@ def parse_object(line: str) -> dict[str, Any]:
     """
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}); write one object per line.") from None
     if not isinstance(row, dict):
         raise ValueError(f"must be an object, got {type(row).__name__}; write one object per line.")

@@ -69,7 +69,7 @@ def test_infinity_is_accepted_and_nan_is_refused(write: Write) -> None:
         ("training.dtype=float3", "must be 'bfloat16' or 'float32', got 'float3'; did you mean 'float32'?"),
         ("algorithm.loss.clip_low=1.5", "[algorithm.loss] clip_low must be in (0, 1), got 1.5."),
         ("algorithm.loss.name=7", "[algorithm.loss] name is no registered loss, got 7"),
-        ("run.seed=-1", "[run] seed must be in [0, inf), got -1."),
+        ("run.seed=-1", "[run] seed must be in [0, 9223372036854775807], got -1."),
         ("run.name='a/b'", "[run] name must be a plain folder name, got 'a/b'."),
     ],
 )

@@ -164,7 +164,10 @@ def test_path_with_a_control_character_is_refused(write: Write, name: str) -> No
 
 @pytest.mark.parametrize("name", ["a\0.toml", "a\ud800.toml", "a" * 300])
 def test_file_that_cannot_be_opened_is_refused_with_a_sentence(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"the path must not have control characters|cannot be read"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the path must (not have control characters|have 4095 bytes at most)|cannot be read",
+    ):
         load(name)
 
 
@@ -173,7 +176,8 @@ def test_file_that_cannot_be_opened_is_refused_with_a_sentence(name: str) -> Non
 )
 def test_text_that_no_path_can_have_is_refused(write: Write, override: str) -> None:
     message = (
-        r"must be text without NUL or unpaired surrogates|must be a plain folder name|must be a TOML value"
+        "must be text without NUL or unpaired surrogates|path must not have control characters|"
+        "must be a plain folder name|must be a TOML value"
     )
     assert re.search(message, problems(write(BASE), override))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from titanrl.config import Experiment, load
+from titanrl.errors import ConfigError
 from titanrl.models.tiny import CHARACTERS, create
 from titanrl.preflight.verify import notices, preflight
 from titanrl.runtime import bubblewrap
@@ -170,11 +171,28 @@ def test_sampler_reports_unsupported_models(model: Path) -> None:
 def test_dataset_file_must_exist(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     source = (f"prompts={{name='jsonl', path='{path}'}}",)
-    assert f"[prompts] path must be a file, got '{path}', which does not exist" in texts(
+    assert f"[prompts] path must be a file or a folder, got '{path}', which does not exist" in texts(
         experiment(model, *source)
     )
     path.write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     assert texts(experiment(model, *source)) == ""
+    for name, is_hub_id in (
+        ("no/such/place", False),
+        ("./place", False),
+        ("owner/name", True),
+        ("name", True),
+    ):
+        report = texts(experiment(model, f"prompts={{name='prompt_dataset', path='{name}'}}"))
+        assert ("which does not exist" in report) is not is_hub_id, name
+
+
+def test_evaluation_temperature_must_be_one_of_the_sampler(model: Path) -> None:
+    held_out = "evaluation={temperature=5.0, prompts={name='reasoning_gym', dataset='chain_sum'}}"
+    with pytest.raises(
+        ConfigError, match=r"temperature must be 0 or in \[0.01, 2\], as of the sampler 'vllm'"
+    ):
+        experiment(model, "sampler.name=vllm", held_out)
+    assert texts(experiment(model, held_out)) == ""
 
 
 def test_compiling_needs_a_compiler(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from titanrl.errors import ConfigError
 from titanrl.models.config_file import read_json, value_model_keys
 from titanrl.models.sources import copied_files
 from titanrl.models.stored import FLOAT_DTYPES, StoredTensor, stored_tensors
+from titanrl.models.tokenizer import load_tokenizer
 from titanrl.models.weight_values import is_finite
 
 if TYPE_CHECKING:
@@ -287,8 +288,6 @@ def _pad_token_id(config: dict[str, Any], folder: Path) -> int | None:
 
     Without a padding id in the folder it is the end token: a text then has one score with or without it.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = load_tokenizer(folder)
     candidates = (config.get("pad_token_id"), tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((token for token in candidates if token is not None), None)

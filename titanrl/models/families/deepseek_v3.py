@@ -27,11 +27,11 @@ def read_config(file: ConfigFile) -> HFConfig:
     if not raw.get("rope_interleave", True):
         raise ConfigError(f"{file.path} rope_interleave must be true, got false.")
     experts = Experts(
-        count=raw["n_routed_experts"],
-        per_token=raw["num_experts_per_tok"],
-        hidden_dim=raw["moe_intermediate_size"],
-        num_shared=raw["n_shared_experts"],
-        dense_layers=frozenset(range(raw["first_k_dense_replace"])),
+        count=file.positive("n_routed_experts"),
+        per_token=file.positive("num_experts_per_tok"),
+        hidden_dim=file.positive("moe_intermediate_size"),
+        num_shared=file.count("n_shared_experts"),
+        dense_layers=frozenset(range(file.count("first_k_dense_replace"))),
         scores="sigmoid",
         normalized=bool(raw["norm_topk_prob"]),
         scale=float(raw["routed_scaling_factor"]),
@@ -41,10 +41,10 @@ def read_config(file: ConfigFile) -> HFConfig:
     )
     latent = LatentAttention(
         query_rank=raw["q_lora_rank"] or 0,
-        key_value_rank=raw["kv_lora_rank"],
-        plain_dim=raw["qk_nope_head_dim"],
-        rope_dim=raw["qk_rope_head_dim"],
-        value_dim=raw["v_head_dim"],
+        key_value_rank=file.positive("kv_lora_rank"),
+        plain_dim=file.positive("qk_nope_head_dim"),
+        rope_dim=file.positive("qk_rope_head_dim"),
+        value_dim=file.positive("v_head_dim"),
     )
     return replace(config, experts=experts, latent=latent)
 

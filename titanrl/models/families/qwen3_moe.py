@@ -21,8 +21,8 @@ def read_config(file: ConfigFile) -> HFConfig:
     experts = Experts(
         # transformers 5 writes num_local_experts.
         count=raw.get("num_local_experts") or raw["num_experts"],
-        per_token=raw["num_experts_per_tok"],
-        hidden_dim=raw["moe_intermediate_size"],
+        per_token=file.positive("num_experts_per_tok"),
+        hidden_dim=file.positive("moe_intermediate_size"),
         num_shared=0,
         dense_layers=frozenset(dense),
         scores="softmax",
