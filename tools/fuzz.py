@@ -188,7 +188,7 @@ def mutate(table: dict[str, Any], rng: random.Random) -> Mutant:
         return Mutant(kind, f"{place} -> {name}", value, True, name)
     if kind == "type":
         parent[key] = rng.choice([{"x": 1}, [[1]], [{"x": 1}], *_other_types(value)])
-        return Mutant(kind, place, parent[key], not is_open, key)
+        return Mutant(kind, place, parent[key], not is_open, "" if is_open else key)
     if kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
         parent[key] = rng.choice(HUGE if isinstance(value, int) else FLOATS)
         return Mutant(

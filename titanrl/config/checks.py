@@ -272,7 +272,7 @@ def _evaluation_temperature(sampler: Any, evaluation: Evaluation | None) -> list
     """The sampler draws held-out responses too, except greedy ones."""
     if evaluation is None or sampler is None or evaluation.temperature == 0:
         return []
-    allowed = ranges_of(type(sampler)).get("temperature")
+    allowed = ranges_of(sampler.__class__).get("temperature")
     if allowed is None or allowed.contains(evaluation.temperature):
         return []
     text = (
