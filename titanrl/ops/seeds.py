@@ -26,18 +26,22 @@ def sample_seed(seed: int, step: int, group: int, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(numbers, digest_size=8, person=b"titanrl").digest(), "little") >> 1
 
 
-def uniforms(seeds: torch.Tensor, position: int) -> torch.Tensor:
+def uniforms(seeds: torch.Tensor, position: int | torch.Tensor) -> torch.Tensor:
     """Returns [R] float64 in [0, 1): for each row the number of its seed at ``position``.
 
     Two rounds of SplitMix64's finalizer over seed and position; stateless, so rows may be added and removed.
 
     Args:
         seeds: [R] int64.
-        position: of the token within the response, >= 0.
+        position: of the token within the response, >= 0: of all rows, or [R] int64.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
-    mixed = _mix(_mix(seeds + _signed(GOLDEN)) + _signed((position + 1) * GOLDEN))
+    if isinstance(position, torch.Tensor):
+        offset: int | torch.Tensor = (position + 1) * _signed(GOLDEN)
+    else:
+        offset = _signed((position + 1) * GOLDEN)
+    mixed = _mix(_mix(seeds + _signed(GOLDEN)) + offset)
     return _shift(mixed, 11).double() * 2.0**-53
 
 

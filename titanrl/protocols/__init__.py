@@ -37,6 +37,7 @@ from titanrl.protocols.sources import (
     PromptSource,
     SourceSettings,
 )
+from titanrl.protocols.stream import StreamEvent, StreamRequest, TokenStream
 
 __all__ = [
     "AdvantageEstimator",
@@ -65,7 +66,10 @@ __all__ = [
     "SamplerSettings",
     "SourceSettings",
     "Stateful",
+    "StreamEvent",
+    "StreamRequest",
     "TokenLoss",
+    "TokenStream",
     "register_key",
     "temperature_at",
 ]

@@ -130,7 +130,9 @@ class SamplerContext:
 class Sampler(Protocol):
     """A live sampler. Inherit from this class and write ``sample``; everything else has a default.
 
-    The defaults suit a sampler without weights of its own: one engine per rank, no memory to free.
+    The defaults suit a sampler without weights of its own: one engine per rank, no memory to free. A sampler
+    with a method ``stream``, which returns a ``TokenStream``, serves token by token; others serve whole
+    responses.
     """
 
     version: int = 0

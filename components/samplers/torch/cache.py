@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "SlotCache"]
 
 BLOCK = 64
 """Smallest number of tokens by which the cache grows."""
@@ -115,7 +115,7 @@ class Cache:
         laid out as query positions.
         """
         assert self._lengths is not None
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._keys[layer][: len(query)], self._values[layer][: len(query)]
         keys[self._rows, :, self._lengths] = key[:, 0]
         values[self._rows, :, self._lengths] = value[:, 0]
         num_rows, _, num_heads, size = query.shape
@@ -127,3 +127,56 @@ class Cache:
             scale=scale,
         )
         return out.reshape(num_rows, 1, num_heads, -1)
+
+
+class SlotCache(Cache):
+    """Cache whose rows come and go at any time. It grows as needed and keeps its memory until it is empty."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(num_layers)
+        self._num_layers = num_layers
+
+    @property
+    def num_rows(self) -> int:
+        return 0 if self._lengths is None else len(self._lengths)
+
+    def append(self, prompts: Cache, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Adds a row for each of ``rows``, which continues that prompt of another cache.
+
+        Args:
+            prompts: a cache after the pass over the prompts.
+            rows: [R] int64, index of each row's prompt.
+            lengths: [R] int64, tokens of each row's prompt.
+        """
+        start, end = self.num_rows, self.num_rows + len(rows)
+        for own, others in ((self._keys, prompts._keys), (self._values, prompts._values)):
+            for layer, other in enumerate(others):
+                if start == 0:
+                    own[layer] = other[rows]
+                    continue
+                stored, width = own[layer], other.shape[2]
+                more_rows = max(end - len(stored), len(stored) // 2) if end > len(stored) else 0
+                more_slots = max(width - stored.shape[2], 0)
+                if more_rows or more_slots:
+                    stored = torch.nn.functional.pad(stored, (0, 0, 0, more_slots, 0, 0, 0, more_rows))
+                stored[start:end, :, :width] = other[rows]
+                own[layer] = stored
+        self._lengths = lengths if self._lengths is None else torch.cat([self._lengths, lengths])
+        self._rows = torch.arange(end, device=rows.device)
+
+    def remove(self, row: int) -> None:
+        """Drops a row; the last row takes its index."""
+        assert self._lengths is not None
+        last = self.num_rows - 1
+        if last == 0:
+            self._keys, self._values = (
+                [torch.empty(0)] * self._num_layers,
+                [torch.empty(0)] * self._num_layers,
+            )
+            self._lengths = None
+            return
+        if row != last:
+            for stored in (*self._keys, *self._values):
+                stored[row] = stored[last]
+            self._lengths[row] = self._lengths[last]
+        self._lengths, self._rows = self._lengths[:last], self._rows[:last]

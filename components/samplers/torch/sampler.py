@@ -12,6 +12,8 @@ import torch
 
 from titanrl.components.samplers.rules import check_requests, top_k_of, top_p_of
 from titanrl.components.samplers.torch.cache import Cache
+from titanrl.components.samplers.torch.forward import hidden_states, logits_of, unwrapped
+from titanrl.components.samplers.torch.stream import TorchStream
 from titanrl.errors import ConfigError
 from titanrl.ops.sampling import apply_top_k_top_p, sample_from_logits
 from titanrl.ops.seeds import sample_seed, uniforms
@@ -121,6 +123,10 @@ class TorchSampler(Sampler):
                 )
         return completions
 
+    def stream(self) -> TorchStream:
+        """Returns a stream of responses in this process; the weights are gathered until it is closed."""
+        return TorchStream(self._engine, self._settings, self._stops, self._context)
+
     def _decode(
         self,
         model: Any,
@@ -131,7 +137,7 @@ class TorchSampler(Sampler):
     ) -> list[Completion]:
         """Returns the responses to a chunk of requests; a temperature of None is greedy decoding."""
         device = self._engine.device
-        layers = [_unwrapped(layer) for layer in model.layers.values()]
+        layers = [unwrapped(layer) for layer in model.layers.values()]
         unique: dict[tuple[int, ...], int] = {}
         prompt_of = [unique.setdefault(tuple(request.prompt_ids), len(unique)) for request in requests]
         lengths = torch.tensor([len(prompt) for prompt in unique], device=device)
@@ -144,10 +150,10 @@ class TorchSampler(Sampler):
         is_done = [False] * len(requests)
         cache = Cache(len(layers))
         with cache.installed([layer.attention.inner_attention for layer in layers]):
-            hidden = _hidden(model, layers, prompts, None)
+            hidden = hidden_states(model, layers, prompts, None)
             last = hidden[torch.arange(len(unique), device=device), lengths - 1].unsqueeze(1)
             prompt_index = torch.tensor(prompt_of, device=device)
-            logits = _logits(model, last)[prompt_index]
+            logits = logits_of(model, last)[prompt_index]
             cache.repeat(prompt_index, lengths[prompt_index])
             for position in range(max_tokens):
                 tokens, logprobs = self._pick(logits, seeds, position, temperature)
@@ -167,7 +173,7 @@ class TorchSampler(Sampler):
                     tokens, seeds = tokens[rows], seeds[rows]
                     active = [active[row] for row in unfinished]
                 positions = cache.advance()
-                logits = _logits(model, _hidden(model, layers, tokens.unsqueeze(1), positions))
+                logits = logits_of(model, hidden_states(model, layers, tokens.unsqueeze(1), positions))
                 cache.commit()
         return [
             Completion(ids, values, FinishReason.STOP if done else FinishReason.LENGTH)
@@ -185,25 +191,3 @@ class TorchSampler(Sampler):
         return sample_from_logits(
             apply_top_k_top_p(logits / temperature, top_k=top_k, top_p=top_p), uniforms(seeds, position)
         )
-
-
-def _unwrapped(layer: Any) -> Any:
-    """Returns the block inside an activation-checkpoint wrapper."""
-    return getattr(layer, "_checkpoint_wrapped_module", layer)
-
-
-# Calls forward directly: FSDP's hooks would gather weights that are already gathered.
-def _hidden(
-    model: Any, layers: list[Any], tokens: torch.Tensor, positions: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns the output of the last layer, [B, L, D]."""
-    hidden: torch.Tensor = model.tok_embeddings.forward(tokens)
-    for layer in layers:
-        hidden = layer.forward(hidden, None, positions)
-    return hidden
-
-
-def _logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Returns [B, V] float32 for hidden states [B, 1, D]."""
-    logits: torch.Tensor = model.lm_head.forward(model.norm.forward(hidden))
-    return logits.squeeze(1).float()

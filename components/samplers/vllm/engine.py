@@ -17,6 +17,7 @@ from titanrl.components.samplers.vllm.process import (
     vllm_module,
 )
 from titanrl.components.samplers.vllm.sampling import sample_by_inversion
+from titanrl.components.samplers.vllm.stream import FINISH_REASONS, VLLMStream
 from titanrl.components.samplers.vllm.weights import Repacker, load_unpacked
 from titanrl.errors import ConfigError
 from titanrl.ops.seeds import sample_seed
@@ -24,12 +25,10 @@ from titanrl.protocols import Completion, FinishReason, Sampler
 from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
-    from titanrl.protocols import RolloutRequest, SamplerContext
+    from titanrl.protocols import RolloutRequest, SamplerContext, StreamRequest
 
 __all__ = ["VLLMSampler"]
 
-FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-"""vLLM's finish reasons; any other is an abort."""
 GIB = 2**30
 BLOCK = 32
 """Tokens per block of keys and values on a CPU."""
@@ -147,17 +146,10 @@ class VLLMSampler(Sampler):
                 f"temperature must be in [0.01, 2], got {temperature}; use greedy = true for temperature 0."
             )
         parameters = [
-            self._vllm.SamplingParams(
-                temperature=0.0 if greedy else temperature,
-                top_k=0 if greedy else top_k_of(self._settings) or 0,
-                top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
-                max_tokens=limit,
-                seed=sample_seed(seed, step, request.prompt_index, request.sample_index),
-                # Only these tokens end a response, whatever generation_config.json adds.
-                stop_token_ids=self._stops,
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
+            self._parameters(
+                None if greedy else temperature,
+                limit,
+                sample_seed(seed, step, request.prompt_index, request.sample_index),
             )
             for request in requests
         ]
@@ -166,6 +158,38 @@ class VLLMSampler(Sampler):
         with preserved_random_state(), abandonable() if self.ranks_per_engine == 1 else nullcontext():
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
         return [_completion_of(output.outputs[0]) for output in outputs]
+
+    def stream(self) -> VLLMStream:
+        """Returns a stream of responses from this engine."""
+        delta = self._vllm.sampling_params.RequestOutputKind.DELTA
+
+        def parameters(request: StreamRequest) -> Any:
+            temperature = request.temperature
+            return self._parameters(
+                temperature, request.max_tokens, request.seed, logprobs=request.num_top, output_kind=delta
+            )
+
+        engine, capacity = self._llm.llm_engine, self._settings.max_num_seqs
+        return VLLMStream(engine, parameters, self._context, capacity)
+
+    def _parameters(
+        self, temperature: float | None, max_tokens: int, seed: int, *, logprobs: int = 0, **more: Any
+    ) -> Any:
+        """Returns vLLM's parameters of one response; a temperature of None is greedy decoding."""
+        greedy = temperature is None
+        return self._vllm.SamplingParams(
+            temperature=0.0 if greedy else temperature,
+            top_k=0 if greedy else top_k_of(self._settings) or 0,
+            top_p=1.0 if greedy else top_p_of(self._settings) or 1.0,
+            max_tokens=max_tokens,
+            seed=seed,
+            # Only these tokens end a response, whatever generation_config.json adds.
+            stop_token_ids=self._stops,
+            ignore_eos=True,
+            logprobs=logprobs,
+            detokenize=False,
+            **more,
+        )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Replaces all weights and clears the prefix cache.
