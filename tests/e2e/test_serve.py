@@ -24,12 +24,13 @@ import uvicorn
 
 from tests.e2e.test_training import FILE, ROOT, file
 from titanrl.cli.target import resolve_target
-from titanrl.components.samplers.torch import TorchSampler
 from titanrl.config import load
 from titanrl.engine.export import export_run
 from titanrl.models import tiny
 from titanrl.preflight.verify import load_checked
 from titanrl.protocols import Completion
+from titanrl.serve import best_of_n
+from titanrl.serve.engine import EngineLoop
 from titanrl.serve.model import serve_model
 from titanrl.training.run import train
 
@@ -126,9 +127,11 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        message = messages.get(timeout=120)
-        if isinstance(message, BaseException):
-            raise message
+        message: str | BaseException = ""
+        while not str(message).startswith("serving"):
+            message = messages.get(timeout=120)
+            if isinstance(message, BaseException):
+                raise message
         try:
             yield message.split()[-1]
         finally:
@@ -143,15 +146,15 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of completions requested in each call of the sampler."""
+    """The number of responses that each request asks the engine for."""
     counts: list[int] = []
-    real = TorchSampler.sample
+    real = EngineLoop.submit
 
-    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
-        counts.append(len(rows))
-        return real(self, rows, **given)
+    def submit(self: EngineLoop, requests: Sequence[Any], deliver: Any) -> Any:
+        counts.append(len(requests))
+        return real(self, requests, deliver)
 
-    monkeypatch.setattr(TorchSampler, "sample", sample)
+    monkeypatch.setattr(EngineLoop, "submit", submit)
     return counts
 
 
@@ -176,47 +179,19 @@ def test_best_of_n_is_the_best_of_the_n_that_are_sampled(
     assert "score" not in plain["choices"][0]
 
 
-def test_batched_requests_get_the_same_responses_as_alone(
-    file: Path, serving: Any, calls: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started, go, counted = threading.Event(), threading.Event(), TorchSampler.sample
-
-    def held(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
-        started.set()
-        assert go.wait(60)
-        return counted(self, rows, **given)
-
-    asked = [{"n": 2, "seed": 1}, {"best_of": 3, "seed": 2}, {"prompt": ["ask", "say"], "seed": 3}]
-    with serving(file) as url, ThreadPoolExecutor(8) as pool:
+def test_concurrent_requests_get_the_same_responses_as_alone(file: Path, serving: Any) -> None:
+    asked = [
+        {"n": 2, "seed": 1},
+        {"best_of": 3, "seed": 2},
+        {"prompt": ["ask", "say"], "seed": 3, "max_tokens": 20},
+        {"seed": 4, "temperature": 0.5},
+        {"temperature": 0},
+    ]
+    with serving(file) as url, ThreadPoolExecutor(10) as pool:
         alone = [texts(complete(url, **each)) for each in asked]
-        assert calls == [2, 3, 2]
-        calls.clear()
-        waiting = count_waiting(monkeypatch)
-        monkeypatch.setattr(TorchSampler, "sample", held)
-        first = pool.submit(complete, url, prompt="first")
-        assert started.wait(60)
-        replies = [pool.submit(complete, url, **each) for each in asked]
-        wait_until(lambda: waiting() == 1 + len(asked))
-        go.set()
-        assert [texts(each.result()) for each in replies] == alone
-        first.result()
-    assert calls == [1, 7]
-
-
-def count_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return a function that counts the requests submitted to the model from now on."""
-    from titanrl.serve.http import Batcher
-
-    seen: list[int] = []
-    real = Batcher.submit
-
-    def submit(self: Any, rows: Sequence[Any]) -> Any:
-        result = real(self, rows)
-        seen.append(len(rows))
-        return result
-
-    monkeypatch.setattr(Batcher, "submit", submit)
-    return lambda: len(seen)
+        for _ in range(2):
+            replies = [pool.submit(complete, url, **each) for each in asked * 2]
+            assert [texts(each.result()) for each in replies] == alone * 2
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -246,28 +221,27 @@ def test_reward_model_selects_without_a_reference_answer(
     from transformers import AutoModelForSequenceClassification
 
     seen: list[list[int]] = []
-    real = TorchSampler.sample
+    real = best_of_n.collate_rollouts
 
-    def sample(self: TorchSampler, rows: Sequence[Any], **given: Any) -> list[Completion]:
-        found = real(self, rows, **given)
+    def collate(rows: Sequence[Any], found: Sequence[Completion], **given: Any) -> Any:
         # The model reads everything before the last token of a response.
         seen.extend([*row.prompt_ids, *each.ids[:-1]] for row, each in zip(rows, found, strict=True))
-        return found
+        return real(rows, found, **given)
 
-    monkeypatch.setattr(TorchSampler, "sample", sample)
+    monkeypatch.setattr(best_of_n, "collate_rollouts", collate)
     folder = tiny.create(tmp_path / "judge", head="value", scale=0.3)
     both = f"reward=[{{name='reward_model', path='{folder}'}}, {{name='exact_match', weight=0.5}}]"
     with serving(file, both, reward="reward_model") as url:
         choices = complete(url, best_of=5, n=5, seed=2)["choices"]
     with serving(file, both) as url:
-        status, refused = post(url, "completions", {"prompt": "a", "best_of": 2})
+        free = complete(url, best_of=2)
         raw = complete(url, best_of=2, answer="4")["choices"][0]["rewards"]
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     wanted = sorted((model(torch.tensor([ids])).logits.item() for ids in seen[:5]), reverse=True)
     assert [each["score"] for each in choices] == pytest.approx(wanted, abs=1e-4)
     assert wanted[0] - wanted[-1] > 0.1
-    assert status == 400
-    assert "answer is missing: the reference answer, which the reward 'exact_match' reads" in str(refused)
+    assert free["best_of"]["scored_by"] == "weighted sum of reward_model"
+    assert free["choices"][0]["rewards"].keys() == {"reward_model"}
     assert raw.keys() == {"reward_model", "exact_match"}
 
 
@@ -281,8 +255,15 @@ def test_openais_client_is_served(file: Path, serving: Any) -> None:
         chat = client.chat.completions.create(
             model=model.id, messages=messages, max_completion_tokens=3, extra_body={"best_of": 2}
         )
-        with pytest.raises(openai.BadRequestError, match="stream is not supported"):
-            client.completions.create(model=model.id, prompt="say 1", stream=True)
+        assert client.models.retrieve(model.id) == model
+        with pytest.raises(openai.BadRequestError, match="echo is not supported"):
+            client.completions.create(model=model.id, prompt="say 1", echo=True)
+        plain = {"model": model.id, "messages": messages, "seed": 5, "extra_body": {"best_of": 1}}
+        whole = client.chat.completions.create(**plain, logprobs=True, top_logprobs=1)
+        with client.chat.completions.create(**plain, stream=True) as stream:
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.choices[0].logprobs.content[0].logprob <= 0
     assert "e" not in text.choices[0].text
     assert text.usage.completion_tokens <= 12
     assert text.choices[0].score == max(text.best_of["scores"][0])

@@ -47,6 +47,16 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free port, which is printed.")
     ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="TITANRL_API_KEY",
+            help="Key that requests must carry as `Authorization: Bearer KEY`. The environment variable does "
+            "not show in the list of processes.",
+            show_default=False,
+        ),
+    ] = None,
     step: STEP = None,
     overrides: SET = None,
 ) -> None:
@@ -67,5 +77,6 @@ def serve(
         reward=reward,
         host=host,
         port=port,
+        api_key=api_key,
         say=typer.echo,
     )

@@ -1,25 +1,33 @@
-"""Responses to requests from outside, ranked by rewards: all requests are generated and scored together."""
+"""Requests from outside and their responses, ranked by rewards."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from titanrl.data.collate import collate_rollouts
 from titanrl.errors import ConfigError, TrainingError, did_you_mean
-from titanrl.models import inspect
-from titanrl.protocols import FinishReason, Prompt, RolloutRequest
+from titanrl.protocols import Completion, RolloutRequest
+from titanrl.registry import declared
 from titanrl.rollout.rewards import read_by, score_rewards
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
     from titanrl.config.tables import Reward
-    from titanrl.protocols import Completion, Messages
-    from titanrl.rollout.generator import Generator
+    from titanrl.protocols import Messages
 
-__all__ = ["BestOf", "GenerationRequest", "GenerationResult", "RankedResponse", "ranking_rewards"]
+__all__ = [
+    "GenerationRequest",
+    "GenerationResult",
+    "RankedResponse",
+    "Ranker",
+    "ScoringJob",
+    "TokenLogprob",
+    "ranking_rewards",
+    "reads_reference",
+    "without_reference",
+]
 
 
 class GenerationRequest(NamedTuple):
@@ -27,12 +35,13 @@ class GenerationRequest(NamedTuple):
 
     prompt: Messages | str | tuple[int, ...]
     """A chat, text, or token ids."""
-    reference: str = ""
+    reference: str | None = None
     """Reference answer, for rewards that read it."""
     num_responses: int = 1
     """Number of sampled responses (N)."""
     is_ranked: bool = False
-    """Whether rewards score and rank the responses."""
+    """Whether rewards score and rank the responses: all of them if there is a reference answer, otherwise
+    those that need none."""
     seed: int = 0
     """In [0, 2^42); together with the run's seed it determines the samples."""
     temperature: float | None = None
@@ -41,6 +50,18 @@ class GenerationRequest(NamedTuple):
     """Token limit of a response; None: the sampler's."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; it does not include them."""
+    num_top: int | None = None
+    """Most probable tokens to report beside each token's log-prob; None: no log-probs."""
+
+
+class TokenLogprob(NamedTuple):
+    """One token of a response."""
+
+    text: str
+    logprob: float
+    """Under the distribution that was sampled from, nats."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The most probable tokens with their log-probs."""
 
 
 class RankedResponse(NamedTuple):
@@ -56,6 +77,8 @@ class RankedResponse(NamedTuple):
     """Label -> raw value, of each reward that did not fail."""
     failures: Mapping[str, str] = MappingProxyType({})
     """Label -> reason, of each reward that failed."""
+    tokens: tuple[TokenLogprob, ...] = ()
+    """The tokens of the text, if the request asks for log-probs."""
 
 
 class GenerationResult(NamedTuple):
@@ -86,161 +109,93 @@ def ranking_rewards(rewards: Sequence[Reward], label: str | None) -> list[Reward
     return [each for each in rewards if each.label in needed]
 
 
-class BestOf:
-    """Best-of-N generation: responses of a policy, ranked by rewards.
+def reads_reference(reward: Reward, rewards: Sequence[Reward]) -> bool:
+    """Return whether a reward reads the reference answer, itself or through a reward that it reads."""
+    if ("text", "answer") in declared(reward.component, "in_keys"):
+        return True
+    by_label = {each.label: each for each in rewards}
+    return any(reads_reference(by_label[name], rewards) for name in read_by(reward, rewards))
+
+
+def without_reference(rewards: Sequence[Reward], label: str | None) -> list[Reward]:
+    """Return the rewards that rank responses to a request without a reference answer; [] if none can.
 
     Args:
-        generator: the policy, in one process.
-        reward: label of the reward that ranks; None: the weighted sum.
+        rewards: all rewards of the experiment.
+        label: as for ``ranking_rewards``.
+    """
+    needed = ranking_rewards(rewards, label)
+    free = [each for each in needed if not reads_reference(each, rewards)]
+    ranks = [each for each in free if each.weight != 0] if label is None else free
+    return free if ranks and (label is None or len(free) == len(needed)) else []
+
+
+class ScoringJob(NamedTuple):
+    """The responses to one prompt that are to be ranked."""
+
+    rollouts: Sequence[RolloutRequest]
+    completions: Sequence[Completion]
+    responses: Sequence[RankedResponse]
+    """Without scores."""
+    has_reference: bool
+
+
+class Ranker:
+    """Scores responses by rewards and sorts them.
+
+    Args:
+        rewards: all rewards of the experiment.
+        label: the reward whose raw value ranks; None: the weighted sum.
+        version: policy version of the responses.
     """
 
-    def __init__(self, generator: Generator, reward: str | None = None) -> None:
-        self._generator, self._label = generator, reward
-        self._rewards = ranking_rewards(generator.rewards, reward)
-        self._vocab_size = inspect(generator.model_path).vocab_size
+    def __init__(self, rewards: Sequence[Reward], label: str | None, version: int = 0) -> None:
+        self._label, self._version = label, version
+        self._rewards = {True: ranking_rewards(rewards, label), False: without_reference(rewards, label)}
 
-    def __call__(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult | Exception]:
-        """Return the result of each request, in order; a failed request does not affect the others.
+    def __call__(self, jobs: Sequence[ScoringJob]) -> list[list[RankedResponse] | Exception]:
+        """Return the responses of each job, the highest score first, those without a score last.
 
-        A ValueError in place of a result means that the request is invalid, a TrainingError that the rewards
-        failed.
+        Each reward scores all of them at once. If that fails, each job is scored alone, and a job that fails
+        alone gets a TrainingError.
         """
-        results: dict[int, GenerationResult | Exception] = {}
-        rollouts: dict[int, list[RolloutRequest]] = {}
-        for index, request in enumerate(requests):
+        results: dict[int, list[RankedResponse] | Exception] = {}
+        for has_reference in (True, False):
+            chosen = [index for index, job in enumerate(jobs) if job.has_reference == has_reference]
             try:
-                rollouts[index] = self._rollout_requests(request)
-            except ValueError as error:
-                results[index] = error
-        responses: dict[int, list[RankedResponse]] = {}
-        to_score: dict[int, list[_Response]] = {}
-        for index, generated in self._generate(requests, rollouts).items():
-            if isinstance(generated, ValueError):
-                results[index] = generated
-            elif requests[index].is_ranked:
-                to_score[index] = generated
-            else:
-                responses[index] = [_unscored(response) for response in generated]
-        try:
-            responses |= self._score(rollouts, to_score)
-        # For example, a reward server that is down. The model server continues.
-        except Exception as error:
-            results |= dict.fromkeys(to_score, TrainingError(f"the rewards failed: {error_text(error)}"))
-        for index, own in responses.items():
-            ranked = sorted(own, key=lambda each: (each.score is None, -(each.score or 0.0)))
-            results[index] = GenerationResult(len(rollouts[index][0].prompt_ids), ranked)
-        return [results[index] for index in range(len(requests))]
+                scored = self._score([jobs[index] for index in chosen], self._rewards[has_reference])
+                results |= dict(zip(chosen, scored, strict=True))
+            # For example, a reward server that is down. The model server continues.
+            except Exception as error:
+                if len(chosen) == 1:
+                    results[chosen[0]] = TrainingError(f"the rewards failed: {error_text(error)}")
+                else:
+                    for index in chosen:
+                        results |= {index: self([jobs[index]])[0]}
+        return [results[index] for index in range(len(jobs))]
 
-    def _rollout_requests(self, request: GenerationRequest) -> list[RolloutRequest]:
-        """Raises:
-        ValueError: the prompt cannot be tokenized or is too long.
-        """
-        tokenizer, prompt = self._generator.tokenizer, request.prompt
-        if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
-            ids = [token for token in prompt if isinstance(token, int)]
-            if max(ids) >= self._vocab_size:
-                raise ValueError(f"prompt must have token ids < {self._vocab_size}, got {max(ids)}.")
-            text = tokenizer.decode_prompt(ids)
-        else:
-            chat: Messages | str = prompt  # type: ignore[assignment]
-            text = chat if isinstance(chat, str) else chat[-1]["content"]
-            try:
-                ids = tokenizer.encode(Prompt(chat))
-            except ConfigError:
-                raise
-            except ValueError as error:
-                raise ValueError(f"messages {error}") from error
-        max_tokens = request.max_tokens
-        if max_tokens is None:
-            max_tokens = self._generator.sampler_settings.max_response_tokens
-        limit = self._generator.max_length
-        if not ids:
-            raise ValueError("prompt has no tokens; give it text.")
-        if len(ids) + max_tokens > limit:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens; with max_tokens = {max_tokens} that makes "
-                f"{len(ids) + max_tokens}, more than {limit}. Reduce max_tokens, shorten the prompt, or "
-                "start the server with a larger training.seq_len."
-            )
-        return [
-            RolloutRequest(ids, request.seed, sample, text, request.reference)
-            for sample in range(request.num_responses)
-        ]
-
-    def _generate(
-        self, requests: Sequence[GenerationRequest], rollouts: Mapping[int, Sequence[RolloutRequest]]
-    ) -> dict[int, list[_Response] | ValueError]:
-        """Return the responses to each valid request, with one sampler call per set of parameters."""
-        batches: dict[tuple[float | None, int | None], list[int]] = {}
-        for index in rollouts:
-            parameters = (requests[index].temperature, requests[index].max_tokens)
-            batches.setdefault(parameters, []).append(index)
-        generated: dict[int, list[_Response] | ValueError] = {}
-        for (temperature, max_tokens), indices in batches.items():
-            try:
-                completions = self._generator.sampler.sample(
-                    [rollout for index in indices for rollout in rollouts[index]],
-                    step=0,
-                    seed=self._generator.seed,
-                    temperature=temperature or None,
-                    greedy=temperature == 0,
-                    max_tokens=max_tokens,
-                )
-            except ValueError as error:
-                generated |= dict.fromkeys(indices, error)
-                continue
-            remaining = iter(completions)
-            for index in indices:
-                stop = requests[index].stop
-                generated[index] = [self._apply_stop(next(remaining), stop) for _ in rollouts[index]]
-        return generated
-
-    def _apply_stop(self, completion: Completion, stop: Sequence[str]) -> _Response:
-        """Return a completion cut at the first stop text, with the tokens up to the end of that text."""
-        decode = self._generator.tokenizer.decode
-        text = decode(completion.ids)
-        starts = [text.index(each) for each in stop if each in text]
-        if not starts:
-            return _Response(completion, text)
-
-        def contains_stop(count: int) -> bool:
-            return any(each in decode(completion.ids[:count]) for each in stop)
-
-        count = bisect_left(range(len(completion.ids) + 1), True, key=contains_stop)
-        return _Response(completion.truncated(count, FinishReason.STOP), text[: min(starts)])
-
-    def _score(
-        self, rollouts: Mapping[int, Sequence[RolloutRequest]], responses: Mapping[int, Sequence[_Response]]
-    ) -> dict[int, list[RankedResponse]]:
-        """Return the responses to each request with their scores; each reward scores all of them at once."""
-        flat = [response for own in responses.values() for response in own]
+    def _score(self, jobs: Sequence[ScoringJob], rewards: Sequence[Reward]) -> list[list[RankedResponse]]:
+        flat = [response for job in jobs for response in job.responses]
         if not flat:
-            return {}
+            return [[] for _ in jobs]
         texts = iter([response.text for response in flat])
         batch = collate_rollouts(
-            [rollout for index in responses for rollout in rollouts[index]],
-            [response.completion for response in flat],
+            [rollout for job in jobs for rollout in job.rollouts],
+            [completion for job in jobs for completion in job.completions],
             decode=lambda _: next(texts),
-            version=self._generator.sampler.version,
+            version=self._version,
         )
-        scores, reasons = score_rewards(batch, self._rewards)
+        scores, reasons = score_rewards(batch, rewards)
         key = "reward" if self._label is None else ("rewards", self._label)
         scored = []
         for row, response in enumerate(flat):
             failures = {label: failed[row] for label, failed in reasons.items() if row in failed}
             raw = {label: float(scores["rewards", label][row]) for label in reasons if label not in failures}
             score = None if failures else float(scores[key][row])
-            scored.append(_unscored(response)._replace(score=score, rewards=raw, failures=failures))
+            scored.append(response._replace(score=score, rewards=raw, failures=failures))
         remaining = iter(scored)
-        return {index: [next(remaining) for _ in own] for index, own in responses.items()}
-
-
-class _Response(NamedTuple):
-    completion: Completion
-    text: str
-    """Decoded, without the stop text that ends it."""
-
-
-def _unscored(response: _Response) -> RankedResponse:
-    completion = response.completion
-    return RankedResponse(response.text, len(completion.ids), completion.finish_reason)
+        ranked = []
+        for job in jobs:
+            own = [next(remaining) for _ in job.responses]
+            ranked.append(sorted(own, key=lambda each: (each.score is None, -(each.score or 0.0))))
+        return ranked

@@ -1,25 +1,27 @@
 """The common part of the servers: binding the address first, batching of waiting requests, orderly shutdown.
 
-FastAPI and uvicorn serve HTTP; one thread runs the model.
+uvicorn serves HTTP; one thread runs the model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import uvicorn
 
 from titanrl.errors import ConfigError
+from titanrl.serve.limits import ErrorBody, TimedProtocol
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 __all__ = ["Batcher", "address", "bind_socket", "serve", "serve_in_thread"]
 
@@ -29,8 +31,21 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.5
 """Interval at which a batcher that waits for requests lets signal handlers run."""
 
+BACKLOG = 2048
+"""Connections that the system holds before they are accepted."""
+
 Row = TypeVar("Row")
 Result = TypeVar("Result")
+
+
+class RunsInThread(Protocol):
+    """A model that serves from the thread that calls ``run``."""
+
+    def run(self) -> None:
+        """Serve until ``close`` is called."""
+
+    def close(self) -> None:
+        """Stop after the requests submitted so far; callable from any thread."""
 
 
 class Batcher(Generic[Row, Result]):
@@ -85,9 +100,13 @@ class Batcher(Generic[Row, Result]):
     def _compute_jobs(self, jobs: list[tuple[Sequence[Row], Future[list[Result]]]]) -> None:
         try:
             results = iter(self._compute([row for rows, _ in jobs for row in rows]))
-        except Exception as error:  # Each request of the batch reports the error.
-            for _, result in jobs:
-                result.set_exception(error)
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0][1].set_exception(error)
+            else:
+                # One of them may be at fault; the others get their results.
+                for job in jobs:
+                    self._compute_jobs([job])
         else:
             for rows, result in jobs:
                 result.set_result([next(results) for _ in rows])
@@ -122,34 +141,44 @@ def address(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, bound: socket.socket) -> None:
+def serve(app: ASGIApp, bound: socket.socket, *, error_body: ErrorBody) -> None:
     """Serve an application until Ctrl-C, and complete pending requests; a second Ctrl-C drops them.
 
     Args:
         app: the application.
         bound: as ``bind_socket`` returns it.
+        error_body: as for ``Guard``.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        _server(app).run(sockets=[bound])
+        _server(app, error_body, None).run(sockets=[bound])
 
 
-def serve_in_thread(batcher: Batcher[Any, Any], app: FastAPI, bound: socket.socket) -> None:
-    """Serve HTTP in another thread while this thread runs the batcher; ends as ``serve`` does.
+def serve_in_thread(
+    model: RunsInThread,
+    app: ASGIApp,
+    bound: socket.socket,
+    *,
+    error_body: ErrorBody,
+    drain_seconds: float | None = None,
+) -> None:
+    """Serve HTTP in another thread while this thread runs the model; ends as ``serve`` does.
 
     Some models must run in the thread that loaded them, for example vLLM on a CPU.
 
     Args:
-        batcher: computes the requests of the application.
+        model: computes the requests of the application.
         app: the application.
         bound: as ``bind_socket`` returns it.
+        error_body: as for ``Guard``.
+        drain_seconds: time for pending requests after the first signal; None: as long as they take.
     """
-    server = _server(app)
+    server = _server(app, error_body, drain_seconds)
 
     def serve_http() -> None:
         try:
             server.run(sockets=[bound])
         finally:
-            batcher.close()
+            model.close()
 
     previous = {}
     if threading.current_thread() is threading.main_thread():
@@ -157,12 +186,27 @@ def serve_in_thread(batcher: Batcher[Any, Any], app: FastAPI, bound: socket.sock
     thread = threading.Thread(target=serve_http, name="titanrl-http")
     thread.start()
     try:
-        batcher.run()
+        model.run()
         thread.join()
+    except BaseException:
+        server.should_exit = True
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _server(app: FastAPI) -> uvicorn.Server:
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+def _server(app: ASGIApp, error_body: ErrorBody, drain_seconds: float | None) -> uvicorn.Server:
+    protocol = type("Protocol", (TimedProtocol,), {"error_body": staticmethod(error_body)})
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            # Warnings are about what clients send, which they are told.
+            log_level="error",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=None if drain_seconds is None else math.ceil(drain_seconds),
+        )
+    )

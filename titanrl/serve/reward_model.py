@@ -16,8 +16,12 @@ from pydantic import BaseModel, Field
 
 from titanrl.components.rewards.reward_model.scorer import ModelFacts, Scorer
 from titanrl.serve import http
+from titanrl.serve.limits import Guard
 
 __all__ = ["reward_app", "serve"]
+
+MAX_BODY_BYTES = 256 * 2**20
+"""Largest body of a request: a batch of thousands of long rows."""
 
 Rows: TypeAlias = list[list[int]]
 Scores: TypeAlias = list[list[float]]
@@ -73,4 +77,9 @@ def serve(folder: str, *, host: str, port: int, dtype: str, batch_tokens: int) -
     """
     bound = http.bind_socket(host, port)
     scorer = Scorer(folder, dtype=dtype, batch_tokens=batch_tokens)
-    http.serve(reward_app(scorer.facts, scorer), bound)
+    app = Guard(reward_app(scorer.facts, scorer), max_bytes=MAX_BODY_BYTES, error_body=_error_body)
+    http.serve(app, bound, error_body=_error_body)
+
+
+def _error_body(status: int, message: str) -> dict[str, Any]:
+    return {"detail": message}
