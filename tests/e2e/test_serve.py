@@ -18,6 +18,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
+import httpx
 import pytest
 import torch
 import uvicorn
@@ -318,12 +319,15 @@ def test_run_is_served_from_its_newest_checkpoint_and_ctrl_c_drains_requests(
     # A run is served although its [prompts] are gone and several ranks trained it.
     (tmp_path / "prompts.jsonl").unlink()
     sets = [rewards, slow, "parallelism.data_parallel_replicate_degree=2"]
-    with command(run, *(f"--set={each}" for each in sets)) as (process, url), ThreadPoolExecutor(1) as pool:
+    with command(run, *(f"--set={each}" for each in sets)) as (process, url), ThreadPoolExecutor(2) as pool:
         greedy = complete(url, temperature=0, max_tokens=12)
         assert greedy["model"] == str(run)
         asked = pool.submit(complete, url, best_of=2)
+        body = {"prompt": "say 1", "best_of": 2, "stream": True}
+        streamed = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=120, trust_env=False)
         wait_until((tmp_path / "called").exists)
         process.send_signal(signal.SIGINT)
+        assert streamed.result().text.endswith("data: [DONE]\n\n")
         assert asked.result()["choices"][0]["score"] == 1.0
         assert process.wait(120) == 0
     folder = export_run(run, tmp_path / "exported")

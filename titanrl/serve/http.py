@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 import uvicorn
 
 from titanrl.errors import ConfigError
-from titanrl.serve.limits import ErrorBody, TimedProtocol
+from titanrl.serve.limits import KEEP_ALIVE_SECONDS, ErrorBody, TimedProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -207,6 +207,7 @@ def _server(app: ASGIApp, error_body: ErrorBody, drain_seconds: float | None) ->
             # Warnings are about what clients send, which they are told.
             log_level="error",
             backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=None if drain_seconds is None else math.ceil(drain_seconds),
         )
     )

@@ -15,10 +15,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["ErrorBody", "Guard", "TimedProtocol"]
+__all__ = ["KEEP_ALIVE_SECONDS", "ErrorBody", "Guard", "TimedProtocol"]
 
 HEADER_SECONDS = 20.0
-"""Time from a connection, or the end of a reply, to the end of the next request's headers."""
+"""Time from a connection, or the first byte of a later request, to the end of the headers."""
+KEEP_ALIVE_SECONDS = 75
+"""Time that an idle connection stays open; longer than clients keep theirs, so that none closes under them."""
 BODY_SECONDS = 30.0
 """Time in which the body of a request must arrive."""
 DISCARDED_BODIES = 8
@@ -58,7 +60,7 @@ class Guard:
         headers = Headers(scope=scope)
         is_known = self._key is None or scope["path"] == "/health"
         if not is_known:
-            sent = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            sent = headers.get("Authorization", "").encode("latin-1")
             is_known = secrets.compare_digest(sent, self._key or b"")
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -143,14 +145,20 @@ class TimedProtocol(H11Protocol):
         self._disarm()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if self._header_timer is None and not self._has_request:
+            self._arm()
+        super().data_received(data)
+
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._has_request:
             self._disarm()
 
-    def on_response_complete(self) -> None:
-        self._arm()
-        super().on_response_complete()
+    @property
+    def _has_request(self) -> bool:
+        """Whether the headers of a request have arrived, and its reply is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
         problem = sys.exception()
