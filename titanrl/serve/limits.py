@@ -20,7 +20,7 @@ __all__ = ["KEEP_ALIVE_SECONDS", "ErrorBody", "Guard", "TimedProtocol"]
 HEADER_SECONDS = 20.0
 """Time from a connection, or the first byte of a later request, to the end of the headers."""
 KEEP_ALIVE_SECONDS = 75
-"""Time that an idle connection stays open; longer than clients keep theirs, so that none closes under them."""
+"""Time that an idle connection stays open; longer than clients keep theirs, which may be in use again."""
 BODY_SECONDS = 30.0
 """Time in which the body of a request must arrive."""
 DISCARDED_BODIES = 8
