@@ -74,7 +74,7 @@ HOSTILE_BODIES: dict[str, tuple[str, bytes]] = {
     "role": _json(CHAT, {"messages": [{"role": "boss", "content": "a"}]}),
     "no messages": _json(CHAT, {"messages": []}),
     "null content": _json(CHAT, {"messages": [{"role": "user", "content": None}]}),
-    "unknown key": _json(*_text("a", temprature=1)),
+    "unknown key": _json(*_text("a", heat=1)),
     "penalty": _json(*_text("a", presence_penalty=0.5)),
     "empty prompt": _json(*_text([])),
     "token id": _json(*_text([10**12])),
@@ -364,9 +364,9 @@ def main() -> int:
         process.send_signal(signal.SIGTERM)
         print(load.report())
         for moment, *values in load.usage[:: max(len(load.usage) // 12, 1)]:
-            print(
-                f"{moment - load.usage[0][0]:6.1f} s: {values[0]:.1f} MiB, {values[1]} fds, {values[2]} threads"
-            )
+            memory, descriptors, threads = values
+            seconds = moment - load.usage[0][0]
+            print(f"{seconds:6.1f} s: {memory:.1f} MiB, {descriptors} descriptors, {threads} threads")
         print(f"exit code after SIGTERM: {process.wait(120)}")
     return 0 if load.is_clean and process.returncode == 0 else 1
 

@@ -137,6 +137,8 @@ class ScoringJob(NamedTuple):
     completions: Sequence[Completion]
     responses: Sequence[RankedResponse]
     """Without scores."""
+    texts: Sequence[str]
+    """The responses as rewards read them: with special tokens, see ``ChatTokenizer.decode_response``."""
     has_reference: bool
 
 
@@ -178,7 +180,7 @@ class Ranker:
         flat = [response for job in jobs for response in job.responses]
         if not flat:
             return [[] for _ in jobs]
-        texts = iter([response.text for response in flat])
+        texts = iter([text for job in jobs for text in job.texts])
         batch = collate_rollouts(
             [rollout for job in jobs for rollout in job.rollouts],
             [completion for job in jobs for completion in job.completions],

@@ -204,7 +204,7 @@ def _server(app: ASGIApp, error_body: ErrorBody, drain_seconds: float | None) ->
             http=protocol,
             ws="none",
             lifespan="off",
-            # Warnings are about what clients send, which they are told.
+            # Warnings are about what clients send; the reply says it.
             log_level="error",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

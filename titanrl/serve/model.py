@@ -48,7 +48,7 @@ __all__ = ["describe_server", "model_app", "serve_model"]
 MAX_BODY_BYTES = 8 * 2**20
 """Largest body of a request."""
 GONE = 499
-"""Status of a reply that nobody receives."""
+"""Status of a reply that no client receives."""
 
 Parsed = TypeVar("Parsed")
 

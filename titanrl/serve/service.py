@@ -292,7 +292,10 @@ class Generation:
             responses = [response for _, response in own]
             if request.is_ranked:
                 completions = [completion for completion, _ in own]
-                jobs[prompt] = ScoringJob(rollouts, completions, responses, request.reference is not None)
+                decode = self._service.tokenizer.decode_response
+                texts = [cut_at_stop(decode, each.ids, request.stop)[0] for each in completions]
+                has_reference = request.reference is not None
+                jobs[prompt] = ScoringJob(rollouts, completions, responses, texts, has_reference)
             results.append(GenerationResult(len(rollouts[0].prompt_ids), responses))
         if jobs:
             scored = await asyncio.wrap_future(self._service.ranker.submit([*jobs.values()]))

@@ -65,6 +65,7 @@ def jobs_of(*letters: str, answer: str | None = None) -> ScoringJob:
         rollouts,
         [Completion([1, 2, 3, 4], [-0.5] * 4, 1) for _ in letters],
         [RankedResponse(text, 4, 1) for text in texts],
+        texts,
         answer is not None,
     )
 
