@@ -73,6 +73,9 @@ def _scan_prompts(experiment: Experiment, console: Console) -> int:
     reads_answer = any(
         ("text", "answer") in declared(each.component, "in_keys") for each in experiment.reward
     )
+    columns = {
+        column: each.label for each in experiment.reward for column in declared(each.component, "in_columns")
+    }
     num_bad = 0
     loaders = {
         "prompts": training_prompts(experiment, tokenizer),
@@ -83,7 +86,7 @@ def _scan_prompts(experiment: Experiment, console: Console) -> int:
             continue
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task(f"[{table}]", total=len(loader.source))
-            report = loader.scan(partial(progress.advance, task))
+            report = loader.scan(partial(progress.advance, task), columns)
         for line in fold_faults(report.problems):
             console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
         num_bad += len(report.problems)
@@ -99,6 +102,13 @@ def _scan_prompts(experiment: Experiment, console: Console) -> int:
             style = "red" if all_lack else "yellow"
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
             num_bad += report.unanswered if all_lack else 0
+        for column, count in report.lacking.items():
+            all_lack = count == len(lengths)
+            text = f"[{table}] {count:,} of {len(lengths):,} prompts have no column {column!r}, which the "
+            text += f"reward {columns[column]!r} reads" + ("; name another one." if all_lack else ".")
+            style = "red" if all_lack else "yellow"
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            num_bad += count if all_lack else 0
     return num_bad
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -106,9 +107,10 @@ class Reward:
     """Score of a response on which the function raises, returns no finite number or times out."""
     timeout_seconds: Annotated[float, Range("(0, inf)")] = 60.0
     """Time limit of the function for a batch, and then for each row alone, seconds. A batch takes five times
-    as long at most."""
+    as long at most; rows of a function that is called per row take timeout_seconds * rows / concurrency."""
     concurrency: Annotated[int, Range("[1, 1024]")] = 8
-    """Responses that are scored at a time, in threads, if the function fails on the batch."""
+    """Responses that are scored at a time, in threads, if the function is called per row or fails on the
+    batch."""
     on_failure: Literal["score", "unscored"] = "score"
     """Treatment of a response on which the function fails in training: it gets failure_score, or it is left
     out of group statistics and loss. Evaluation always uses failure_score."""
@@ -155,9 +157,13 @@ class Reward:
     def max_seconds(self, num_rows: int) -> float | None:
         """Returns the longest time that scoring ``num_rows`` responses may take, seconds; None: no limit."""
         own = getattr(self.component, "max_seconds", None)
-        if own is not None:
-            return float(own(num_rows))
-        return None if hasattr(self.component, "scores") else self.timeout_seconds * MAX_TIMEOUTS_OF_A_BATCH
+        if own is not None and (seconds := own(num_rows)) is not None:
+            return float(seconds)
+        if getattr(self.component, "scores", None) is not None:
+            return None
+        if declared(self.component, "per_row"):
+            return math.ceil(num_rows / self.concurrency) * self.timeout_seconds
+        return self.timeout_seconds * MAX_TIMEOUTS_OF_A_BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

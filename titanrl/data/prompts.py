@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from titanrl.data.columns import json_columns
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
 from titanrl.data.order import IndexSampler
 from titanrl.errors import ConfigError
+from titanrl.ops.columns import lookup
 from titanrl.protocols import Messages, Prompt, PromptSource, RolloutRequest
 from titanrl.registry import name_of
 
@@ -72,6 +74,8 @@ class PromptReport(NamedTuple):
     """Length of each prompt that can be tokenized."""
     unanswered: int
     """Number of these prompts without a reference answer."""
+    lacking: dict[str, int]
+    """Column that a reward needs -> number of these prompts without it; absent if all have it."""
 
 
 class PromptLoader:
@@ -144,15 +148,16 @@ class PromptLoader:
             ]
         return requests
 
-    def scan(self, advance: Callable[[], None]) -> PromptReport:
+    def scan(self, advance: Callable[[], None], columns: Iterable[str] = ()) -> PromptReport:
         """Return a report on all prompts, rendered and tokenized.
 
         Args:
             advance: called after each prompt.
+            columns: columns that the rewards need, also within tables: `a.b`.
         """
         problems: list[tuple[str, str]] = []
         lengths: list[int] = []
-        unanswered = 0
+        unanswered, lacking = 0, Counter[str]()
         for index in range(len(self.source)):
             try:
                 prompt = self._read(index)
@@ -161,10 +166,11 @@ class PromptLoader:
             else:
                 lengths.append(len(prompt.ids))
                 unanswered += not prompt.answer
+                lacking.update(column for column in columns if lookup(prompt.columns, column) is None)
                 if fault := self._fault(prompt):
                     problems.append((f"[{self._table}] prompt {index}", fault))
             advance()
-        return PromptReport(problems, lengths, unanswered)
+        return PromptReport(problems, lengths, unanswered, dict(lacking))
 
     def _fault(self, prompt: TokenizedPrompt) -> str:
         """Return the reason why a prompt cannot be used, or an empty string."""

@@ -1,1 +1,1 @@
-"""Pure tensor functions: no state, no collective, no configuration."""
+"""Pure functions, most of them of tensors: no state, no collective, no configuration."""

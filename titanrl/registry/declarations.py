@@ -104,6 +104,12 @@ _DECLARATIONS: dict[str, dict[str, Declaration]] = {
         "out_keys": OUT_KEYS,
         "outputs": Declaration(Names, (), "Names of several results; the first one is the reward's value."),
         "per_token": Declaration(bool, False, "Whether it returns [n, L], one number per label position."),
+        "per_row": Declaration(
+            bool, False, "Whether it is called for each row alone, several rows at a time in threads."
+        ),
+        "in_columns": Declaration(
+            Names, (), "Columns of a prompt's row that it needs, also within tables: `a.b`."
+        ),
         "requires": REQUIRES,
     },
     "sampler": {"out_keys": OUT_KEYS, "requires": REQUIRES},

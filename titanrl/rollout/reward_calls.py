@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from titanrl.ops.sequence import is_last_loss_token
 from titanrl.protocols.batch import KEYS
 from titanrl.registry import declared
 from titanrl.rollout.reward_threads import LATE, FailedCall, RewardThreads
+from titanrl.runtime.worker_pool import GIVEN_UP, MAX_TIMEOUTS
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RewardResults", "RewardTerm", "call_reward"]
 
-MAX_TIMEOUTS = 3
-"""Consecutive rows on which a reward may time out; the other rows of the batch are then given up."""
 VALUE = "reward"
 """Name of the one result of a reward that declares no outputs."""
 
@@ -165,12 +165,14 @@ def call_reward(
         values = fill_missing_scores(scores, float("nan"))
         reasons = {row: _reason(scores[row]) for row in (~values.isfinite()).nonzero().flatten().tolist()}
         return {results.value: torch.where(values.isfinite(), values, failure)}, reasons
-    began = time.monotonic()
+    if declared(term.component, "per_row"):
+        return _call_by_row(term, results, batch, threads, failure, math.inf)
+    limit = time.monotonic() + (MAX_TIMEOUTS_OF_A_BATCH - 1) * term.timeout_seconds
     parsed = results.parse(threads.call(term.component, batch, term.timeout_seconds), batch)
     if isinstance(parsed, str):
         if len(batch) <= 1:
             return results.failed(batch, failure), dict.fromkeys(range(len(batch)), parsed)
-        return _call_by_row(term, results, batch, threads, failure, began)
+        return _call_by_row(term, results, batch, threads, failure, limit)
     return _without_failures(results, parsed, batch, failure)
 
 
@@ -194,7 +196,7 @@ def _call_by_row(
     batch: TensorDict,
     threads: RewardThreads,
     failure: float,
-    began: float,
+    limit: float,
 ) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
     """Return the results of each row alone, and the reasons; some rows are scored at a time.
 
@@ -202,7 +204,7 @@ def _call_by_row(
     begun are given up.
 
     Args:
-        began: time.monotonic() when the batch was begun.
+        limit: time.monotonic() after which no row begins.
     """
     seconds, num_timeouts, given_up = term.timeout_seconds, 0, ""
     rows = [batch[index : index + 1] for index in range(len(batch))]
@@ -211,8 +213,8 @@ def _call_by_row(
         parsed[index] = results.parse(result, rows[index])
         num_timeouts = num_timeouts + 1 if str(parsed[index]).startswith(LATE) else 0
         if num_timeouts == MAX_TIMEOUTS:
-            given_up = f"given up in this batch, after {MAX_TIMEOUTS} timeouts in a row"
-        elif time.monotonic() - began > (MAX_TIMEOUTS_OF_A_BATCH - 1) * seconds:
+            given_up = GIVEN_UP
+        elif time.monotonic() > limit:
             given_up = (
                 f"given up in this batch, which took longer than {MAX_TIMEOUTS_OF_A_BATCH} x timeout_seconds"
             )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import inspect
 import os
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from titanrl.rollout import event_loop
 from titanrl.runtime.worker import error_text
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class _Thread:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._work,), daemon=True, name="titanrl-reward")
+        self._awaited: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="titanrl-reward")
         self._thread.start()
 
     def begin(
@@ -121,8 +123,11 @@ class _Thread:
 
     def abandon(self) -> None:
         """Interrupt the call, and end the thread after it."""
-        # Python code raises this at its next instruction; C code and sleeps only when they return.
         self._work.put(None)
+        if self._awaited is not None:
+            event_loop.cancel(self._awaited)
+            return
+        # Python code raises this at its next instruction; C code and sleeps only when they return.
         thread = ctypes.c_ulong(self._thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
 
@@ -130,25 +135,20 @@ class _Thread:
         """End the thread after its current call."""
         self._work.put(None)
 
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _serve(work: queue.SimpleQueue[Any]) -> None:
-    process = os.getpid()
-    with torch.no_grad():
-        while True:
-            task = work.get()
-            if task is None:
-                return
-            function, batch, index, results = task
-            try:
-                result = function(batch)
-                result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-            # SystemExit and KeyboardInterrupt raised by reward code are that reward's failures.
-            except BaseException as error:
-                result = FailedCall(error_text(error))
-            if os.getpid() != process:
-                os._exit(0)  # A child that the function forked must not go on as a second trainer.
-            results.put((index, result))
+    def _serve(self) -> None:
+        process = os.getpid()
+        with torch.no_grad():
+            while (task := self._work.get()) is not None:
+                function, batch, index, results = task
+                try:
+                    result = function(batch)
+                    if inspect.isawaitable(result):
+                        self._awaited = event_loop.begin(result)
+                        result = self._awaited.result()
+                # SystemExit and KeyboardInterrupt raised by reward code are that reward's failures.
+                except BaseException as error:
+                    result = FailedCall(error_text(error))
+                self._awaited = None
+                if os.getpid() != process:
+                    os._exit(0)  # A child that the function forked must not go on as a second trainer.
+                results.put((index, result))

@@ -29,6 +29,9 @@ __all__ = ["WorkerPool", "CallResult", "map_with_timeout", "max_map_seconds"]
 START_SECONDS = 120.0
 """Time for a worker to start and import; long, because no untrusted code runs yet."""
 MAX_WORKERS = 64
+MAX_TIMEOUTS = 3
+"""Consecutive timeouts after which a map with ``give_up`` begins no further call."""
+GIVEN_UP = f"given up in this batch, after {MAX_TIMEOUTS} timeouts in a row"
 MARK = "TITANRL_WORKER"
 """Environment variable that a worker's descendants inherit: they are found by it when the worker is dead."""
 KILL_ROUNDS = 20
@@ -71,7 +74,9 @@ class WorkerPool:
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def map(self, items: Iterable[tuple[Any, ...]], timeout_seconds: float) -> list[CallResult]:
+    def map(
+        self, items: Iterable[tuple[Any, ...]], timeout_seconds: float, *, give_up: bool = False
+    ) -> list[CallResult]:
         """Call the function once per item and return the results in order; callable from any thread.
 
         The worker of a call that times out is killed and replaced. Other items are not affected, and time
@@ -80,6 +85,7 @@ class WorkerPool:
         Args:
             items: the arguments of each call.
             timeout_seconds: limit for each call.
+            give_up: whether the calls that have not begun fail after MAX_TIMEOUTS timeouts in a row.
 
         Raises:
             RuntimeError: workers cannot be started.
@@ -90,7 +96,7 @@ class WorkerPool:
             self._forget_after_fork()
             self._failed_starts = 0
             try:
-                self._run(work, results, timeout_seconds)
+                self._run(work, results, timeout_seconds, give_up)
             except BaseException:
                 self._kill_all()
                 raise
@@ -103,9 +109,14 @@ class WorkerPool:
             self._kill_all()
 
     def _run(
-        self, work: list[tuple[Any, ...]], results: list[CallResult | None], timeout_seconds: float
+        self,
+        work: list[tuple[Any, ...]],
+        results: list[CallResult | None],
+        timeout_seconds: float,
+        give_up: bool,
     ) -> None:
         pending = list(range(len(work)))[::-1]
+        num_timeouts = 0
         while any(result is None for result in results):
             wanted = min(self._num_workers, results.count(None))
             self._workers += [_Worker(self._setup) for _ in range(wanted - len(self._workers))]
@@ -123,11 +134,17 @@ class WorkerPool:
             readable = wait(ends, timeout=max(limit - now, 0.0))
             for worker in list(self._workers):
                 if worker.connection in readable:
+                    num_timeouts = num_timeouts if worker.item is None else 0
                     self._receive(worker, results)
                 elif any(end in readable for end in worker.pidfd):
                     self._replace(worker, results, "died")
                 elif worker.limit <= time.monotonic():
+                    num_timeouts += 1
                     self._replace(worker, results, "timeout")
+            if give_up and num_timeouts >= MAX_TIMEOUTS:
+                for index in pending:
+                    results[index] = CallResult(None, GIVEN_UP)
+                pending.clear()
 
     def _receive(self, worker: _Worker, results: list[CallResult | None]) -> None:
         try:
@@ -288,6 +305,7 @@ def map_with_timeout(
     *,
     timeout_seconds: float,
     imports: Sequence[str] = (),
+    give_up: bool = False,
 ) -> list[CallResult]:
     """Return the result of ``function(*item)`` for each item, from a pool per function that lives on.
 
@@ -296,8 +314,9 @@ def map_with_timeout(
         items: the arguments of each call.
         timeout_seconds: limit for each call.
         imports: as for ``WorkerPool``.
+        give_up: as for ``WorkerPool.map``.
     """
     key = (function, tuple(imports))
     with _pools_lock:
         pool = _pools.setdefault(key, WorkerPool(function, imports=imports))
-    return pool.map(items, timeout_seconds)
+    return pool.map(items, timeout_seconds, give_up=give_up)

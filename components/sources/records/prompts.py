@@ -10,6 +10,7 @@ from typing import Any
 from titanrl.components.sources.records.files import Records
 from titanrl.components.sources.records.rows import parse_messages
 from titanrl.errors import ConfigError, did_you_mean, fold_faults
+from titanrl.ops.columns import lookup
 from titanrl.protocols import Messages, Prompt
 
 __all__ = ["PromptColumns", "Prompts", "checked_prompts"]
@@ -110,12 +111,3 @@ def _paths(row: Mapping[str, Any], within: str = "") -> Iterator[str]:
         yield f"{within}{name}"
         if isinstance(value, Mapping):
             yield from _paths(value, f"{within}{name}.")
-
-
-def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """Returns the value of a column, or of a key within it: `a.b` is ``row["a"]["b"]``; None: missing."""
-    if key in row:
-        return row[key]
-    head, dot, rest = key.partition(".")
-    inner = row.get(head)
-    return lookup(inner, rest) if dot and isinstance(inner, Mapping) else None

@@ -141,3 +141,18 @@ def test_scan_reads_prompts_and_refuses_a_source_without_the_answers_that_reward
     result = titanrl("check", file, "--data", *keys)
     assert result.exit_code == 0, result.output
     assert "[prompts] 1 prompts, 0 that cannot be used; median length" in result.output
+
+
+def test_scan_refuses_a_source_without_the_columns_that_a_reward_reads(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    function = "{name='function', function='tests.unit.rewards.my_rewards:per_batch'"
+    source = f"prompts={{name='jsonl', path='{path}'}}"
+    rows = [{"prompt": "1 + 1", "answer": "2", "info": {"level": 3}}, {"prompt": "1 + 2", "answer": "3"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = titanrl("check", file, "--data", "--set", source, "--set", f"reward=[{function}}}]")
+    assert result.exit_code == 2
+    assert "2 of 2 prompts have no column 'level', which the reward 'function' reads; name" in result.output
+    nested = f"reward=[{function}, arguments={{level='info.level'}}}}]"
+    result = titanrl("check", file, "--data", "--set", source, "--set", nested)
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 prompts have no column 'info.level', which the reward 'function' reads." in result.output

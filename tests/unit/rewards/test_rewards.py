@@ -20,6 +20,7 @@ from titanrl.runtime.sandbox import missing_for_strict
 
 TABLES: dict[str, dict[str, Any]] = {
     "code_tests": {"isolation": "process" if missing_for_strict() else "strict"},
+    "function": {"function": "tests.unit.rewards.my_rewards:hostile"},
     "format_regex": {"pattern": "A.*"},
     "overlong": {"max_length": 4, "buffer": 2},
     "length_cosine": {"max_length": 4, "correct": "box"},
