@@ -82,3 +82,18 @@ def test_other_weights_data_or_precision_invalidate_the_cache(run: Any, folder: 
         assert len(files(tmp_path)) == count
     run("loop.steps=1", "loop.prompts_per_step=2", "training.seq_len=200", f"reference.path={folder}/model")
     assert len(files(tmp_path)) == 4, "neither steps nor room nor a path change what the reference says"
+
+
+def test_damaged_cache_is_named_and_computed_again(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run("loop.steps=1")
+    (name,) = files(tmp_path)
+    path = tmp_path / "cache" / name
+    whole = path.read_bytes()
+    for damaged in (whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:], whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        capsys.readouterr()
+        assert numbers(run("loop.steps=1")) == numbers(first)
+        assert f"reference cache {path} is damaged" in capsys.readouterr().out
+        assert path.read_bytes() == whole

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 
 from titanrl.data.collate import collate_examples
@@ -52,8 +55,34 @@ class ReferenceCache:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing needs to be computed; the same on every rank."""
-        return bool(collectives.broadcast_object(self.path.is_file()))
+        """Whether nothing needs to be computed, because the file is whole; the same on every rank.
+
+        A damaged file is named on the first rank, and computed again.
+        """
+        return bool(collectives.broadcast_object(self._is_whole()))
+
+    def _is_whole(self) -> bool:
+        if not self.path.is_file():
+            return False
+        try:
+            self._read()
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            if dist.get_rank() == 0:
+                print(f"reference cache {self.path} is damaged ({error}); it is computed again", flush=True)
+            return False
+        return True
+
+    def _read(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors of the file.
+
+        Raises:
+            ValueError: they are not those that were written.
+        """
+        tensors: dict[str, torch.Tensor] = load_file(self.path)
+        hashed = tensors.pop("hash")
+        if not torch.equal(hashed, _hash(tensors)):
+            raise ValueError("its hash differs from the stored one")
+        return tensors
 
     def fill(self, engine: Engine, *, live: bool = True) -> None:
         """Scores every row with the engine's reference and writes the file; a collective.
@@ -83,9 +112,7 @@ class ReferenceCache:
 
     def load(self) -> None:
         """Reads the file."""
-        from safetensors.torch import load_file
-
-        stored = load_file(self.path)
+        stored = self._read()
         ends = stored["end"].tolist()
         digests = [bytes(digest) for digest in stored["digest"].tolist()]
         self._logprobs = stored["logprob"]
@@ -106,8 +133,6 @@ class ReferenceCache:
         return {"logprob": result}
 
     def _write(self, logprobs: Mapping[bytes, torch.Tensor]) -> None:
-        from safetensors.torch import save_file
-
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         tensors = {
@@ -115,8 +140,17 @@ class ReferenceCache:
             "end": torch.tensor([len(values) for values in logprobs.values()]).cumsum(0),
             "logprob": torch.cat(list(logprobs.values())),
         }
-        save_file(tensors, partial)
+        save_file(tensors | {"hash": _hash(tensors)}, partial)
         partial.rename(self.path)
+
+
+def _hash(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Returns [32] uint8, a hash of tensors by name."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
 def reference_cache(
