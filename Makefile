@@ -37,10 +37,10 @@ train: $(INSTALLED) models/$(MODEL)/config.json
 test: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
-# The unit and golden tests that take about a second at most; less than a minute in all.
+# The unit and architecture tests that take about a second at most; under a minute in all.
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not distributed and not vllm and not sweep" \
-	  $(PYTEST_ARGS) tests/unit tests/golden
+	  $(PYTEST_ARGS) tests/unit
 
 sweep: $(INSTALLED)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS)

@@ -120,6 +120,7 @@ def test_sign_flips_of_twenty_pairs_are_exact() -> None:
     assert sign_flip_p([0.1] * 20) == min_p(20) == 2 / 2**20
 
 
+@pytest.mark.slow
 def test_sampled_sign_flips_never_give_p_zero() -> None:
     assert sign_flip_p([1.0] * 30) == pytest.approx(min_p(30))
     assert 0.3 < sign_flip_p([1.0, -1.0] * 10 + [1.0]) <= 1

@@ -52,6 +52,7 @@ def test_sequence_mean_broadcasts_per_row_in_a_square_batch() -> None:
         assert (x - mean).tolist() == [[-0.5, 0.5], [-2.0, 2.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", tables("advantage"), ids=label)
 def test_advantages_of_a_square_batch_equal_those_of_a_padded_one(table: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(0)

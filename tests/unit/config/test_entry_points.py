@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 COMPONENT = """
 from dataclasses import dataclass
 from typing import ClassVar
-import pytest
 
 from titanrl import register
-
-pytestmark = pytest.mark.slow
 
 @register("loss", "packaged_loss")
 @dataclass(frozen=True, slots=True, kw_only=True)

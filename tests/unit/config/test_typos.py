@@ -111,6 +111,7 @@ def test_typo_in_any_registered_name_is_refused_with_a_suggestion(kind: str) -> 
             assert repr(name) in offered, slip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_typo_in_a_name_of_a_shipped_file_is_refused_with_its_key(path: Path) -> None:
     table = read(path).table

@@ -81,6 +81,7 @@ def test_curves_overlay_runs_and_refuse_a_folder_without_metrics(tmp_path):
         plot([tmp_path], tmp_path / "x.png")
 
 
+@pytest.mark.slow
 def test_curves_have_no_panel_without_values(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 

@@ -230,6 +230,7 @@ def run(code: str, seconds: float = 20.0, **limits: Any) -> Result:
         sandbox.close()
 
 
+@pytest.mark.slow
 @strict
 def test_program_has_no_rights_descriptors_environment_or_files() -> None:
     code = """

@@ -32,6 +32,7 @@ def test_last_balanced_box_is_found(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="ab{}\\", max_size=30))
 def test_last_box_agrees_with_counting_braces(text: str) -> None:
     text = text.replace("b", r"\boxed{")

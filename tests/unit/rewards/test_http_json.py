@@ -252,6 +252,7 @@ def test_request_works_inside_a_running_loop() -> None:
     assert asyncio.run(cell()) == 5
 
 
+@pytest.mark.slow
 def test_module_imports_no_http_client_at_the_top() -> None:
     code = (
         "import sys, titanrl.components.rewards.http_json as m; "
