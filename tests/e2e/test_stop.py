@@ -74,6 +74,18 @@ class SlowLetters:
                 time.sleep(60)
         texts = batch["text", "response"]
         return torch.tensor([len(set(text)) / max(len(text), 1) for text in texts])
+
+@register("reward", "hanging")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hanging:
+    \"\"\"0 after a minute.\"\"\"
+
+    in_keys = (("text", "response"),)
+
+    def __call__(self, batch):
+        Path(__file__).with_name("scoring-0").touch()
+        time.sleep(60)
+        return torch.zeros(len(batch))
 """
 
 
@@ -90,9 +102,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts ``titanrl train``, whose temporary files go to a folder of their own."""
+    """Starts ``titanrl train``."""
     reward = f"--set=reward=[{{name='slow_letters', folder='{folder}'}}]"
-    words = ["train", str(folder / "experiment.toml"), reward, *arguments]
+    return command(folder, "train", str(folder / "experiment.toml"), reward, *arguments)
+
+
+def command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Starts a command of titanrl, whose temporary files go to a folder of their own."""
     return subprocess.Popen(
         [sys.executable, "-m", "titanrl", *words],
         cwd=ROOT,
@@ -190,4 +206,34 @@ def test_stopped_rank_ends_the_others_and_is_named(folder: Path) -> None:
     assert "continue with: titanrl train" in errors
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert leftovers(folder) == []
+
+
+@pytest.mark.parametrize("name", ["evaluate", "rft", "recipe", "ablate"])
+def test_signal_ends_every_command_in_time(folder: Path, name: str) -> None:
+    """A reward that hangs is abandoned, nothing is left behind, and the message says how to go on."""
+    file = folder / "experiment.toml"
+    text = file.read_text().replace("slow_letters", "hanging")
+    text += f'[evaluation.prompts]\nname = "jsonl"\npath = "{folder}/prompts.jsonl"\n'
+    text += "[rft]\nsamples_per_prompt = 2\n"
+    file.write_text(text)
+    (folder / "recipe.toml").write_text(f'[[stage]]\nname = "one"\ntrain = "{file}"\n')
+    (folder / "ablation.toml").write_text(
+        f'base = "{file}"\nseeds = 2\n[vary]\noptimizer.lr = [1e-3, 1e-2]\n'
+    )
+    words = {
+        "evaluate": ["evaluate", str(file)],
+        "rft": ["rft", str(file), "--output", str(folder / "rft")],
+        "recipe": ["recipe", str(folder / "recipe.toml"), "--output", str(folder / "recipe")],
+        "ablate": ["ablate", str(folder / "ablation.toml")],
+    }
+    process = command(folder, *words[name])
+    wait_for(process, folder / "scoring-0")
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=59)
+    assert time.monotonic() - began < 45, errors
+    assert process.returncode == 75, errors
+    assert "Traceback" not in errors
+    assert "SIGTERM: stopping within" in errors
     assert leftovers(folder) == []

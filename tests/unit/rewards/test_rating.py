@@ -91,6 +91,6 @@ def test_negative_scale_is_read() -> None:
 
 @pytest.mark.parametrize("unit", [" ", "7 ", "a ", "(", "score ", "*", "7/", "9"])
 def test_long_reply_takes_no_time(unit: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     parse_rating(unit * 200_000 + "x", TEN)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
