@@ -70,7 +70,7 @@ def json_client(headers: Mapping[str, str] | None = None, *, connections: int = 
     import httpx
 
     # No timeout of its own: it would count each read, and fetch_json has a deadline for all of them.
-    return httpx.AsyncClient(
+    return httpx.AsyncClient(  # nosec B113
         headers={"Accept-Encoding": "identity", **(headers or {})},
         timeout=None,
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),

@@ -27,8 +27,9 @@ START_SECONDS = 20.0
 FIRST_UID = 2_000_000_000
 """User ids from here on belong to no other process; a worker uses the one at its process id."""
 ENVIRONMENT = {
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
+    # A file system of the sandbox's own, not the machine's.
+    "HOME": "/tmp",  # nosec B108
+    "TMPDIR": "/tmp",  # nosec B108
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",

@@ -62,8 +62,9 @@ def mounts(packages: tuple[str, ...], scratch_bytes: int, files: tuple[str, ...]
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for source in sorted(set(_sources(packages))):
         options += ["--ro-bind", str(source), f"{PACKAGES}/{source.name}"]
-    options += ["--perms", "1777", "--size", str(scratch_bytes), "--tmpfs", "/tmp"]
-    return (*options, "--remount-ro", "/", "--chdir", "/tmp")
+    # A file system of the sandbox's own, not the machine's.
+    options += ["--perms", "1777", "--size", str(scratch_bytes), "--tmpfs", "/tmp"]  # nosec B108
+    return (*options, "--remount-ro", "/", "--chdir", "/tmp")  # nosec B108
 
 
 def _sources(packages: Iterable[str]) -> Iterator[Path]:

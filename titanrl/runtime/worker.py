@@ -65,7 +65,8 @@ def main(fd: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(fd)
     try:
-        function, imports = pickle.loads(connection.recv_bytes())
+        # The sender is the parent process.
+        function, imports = pickle.loads(connection.recv_bytes())  # nosec B301
         for name in imports:
             importlib.import_module(name)
     except BaseException as error:
@@ -77,7 +78,7 @@ def main(fd: int) -> None:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        arguments, seconds = pickle.loads(message)
+        arguments, seconds = pickle.loads(message)  # nosec B301
         connection.send_bytes(_run(function, arguments, seconds))
 
 
