@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from titanrl.algorithm.reward_scaling import RewardScaling
     from titanrl.algorithm.table import Algorithm, KLTerm
 
-__all__ = ["SelectedRows", "compute_advantages", "compute_loss_weights", "select_rows"]
+__all__ = [
+    "SelectedRows",
+    "compute_advantages",
+    "compute_loss_weights",
+    "select_rows",
+    "unscored_rows",
+]
 
 
 class SelectedRows(NamedTuple):
@@ -49,12 +55,21 @@ def select_rows(batch: TensorDict, algorithm: Algorithm) -> SelectedRows:
     """
     if algorithm.filter:
         batch = batch[torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)]
-    if batch.get("reward", None) is not None and bool((unscored := batch["reward"].isnan()).any()):
+    if bool((unscored := unscored_rows(batch)).any()):
         batch = batch[~unscored]
     num_kept = len(batch)
     if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
         batch = to_preference_pairs(batch)
     return SelectedRows(batch, num_kept)
+
+
+def unscored_rows(batch: TensorDict) -> torch.Tensor:
+    """Returns [N] bool, true where the reward is missing, or that of the greedy response."""
+    missing = torch.zeros(len(batch), dtype=torch.bool)
+    for key in ("reward", "baseline_reward"):
+        if batch.get(key, None) is not None:
+            missing |= batch[key].isnan()
+    return missing
 
 
 @torch.no_grad()

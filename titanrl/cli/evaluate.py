@@ -97,7 +97,8 @@ def _table(result: EvalResult) -> Table:
     if result.failures:
         reasons = "; ".join(f"{label}: {reason}" for label, reason in result.reasons.items())
         caption = escape(
-            f"{result.failures} rewards failed and count as [[reward]] failure_score. First errors: {reasons}"
+            f"{result.failures} rewards failed; {result.unscored} responses are left out, the others get "
+            f"failure_score. First errors: {reasons}"
         )
     title = f"{result.model}, {result.num_prompts} prompts"
     table = Table("metric", "mean", "95% interval", title=title, caption=caption)

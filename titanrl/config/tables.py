@@ -112,8 +112,8 @@ class Reward:
     """Responses that are scored at a time, in threads, if the function is called per row or fails on the
     batch."""
     on_failure: Literal["score", "unscored"] = "score"
-    """Treatment of a response on which the function fails in training: it gets failure_score, or it is left
-    out of group statistics and loss. Evaluation always uses failure_score."""
+    """Treatment of a response on which the function fails: it gets failure_score, or it is left out, of group
+    statistics and loss in training, of the score in evaluation. `rft` and `serve` know failure_score only."""
 
     after_thoughts: bool = False
     """Whether the function reads only what follows the closed thoughts of a response, after its last

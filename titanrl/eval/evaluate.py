@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from titanrl.config.tables import Evaluation
     from titanrl.data.prompts import PromptLoader
     from titanrl.rollout.context import RolloutContext
+    from titanrl.rollout.generator import ScoredResponse
 
 __all__ = ["EvalResult", "MeanCI", "evaluate", "evaluate_model", "interval"]
 
@@ -47,40 +48,47 @@ class EvalResult(NamedTuple):
     """Folder of the model or run; empty within a training run."""
     num_prompts: int
     failures: int
-    """Scores that are a reward's ``failure_score``, because it failed."""
+    """Number of responses on which a reward failed, summed over the rewards."""
     reasons: dict[str, str]
     """Label of each reward that failed -> its first error."""
     estimates: dict[str, MeanCI]
     """Metric name without ``eval/`` -> mean and interval; the score comes first."""
     scores: Sequence[float]
-    """Score of each prompt, the mean over its responses."""
+    """Score of each prompt, the mean over its scored responses; NaN where it has none."""
     prompts: Sequence[Hashable]
     """Identity of each prompt; equal prompts form one cluster."""
+    unscored: int = 0
+    """Number of responses without a score, because a reward with on_failure = "unscored" failed on them; they
+    are part of no estimate."""
 
     def minus(self, other: EvalResult) -> MeanCI:
         """Returns the mean difference of the scores, paired by prompt; both have the same prompts.
 
         Prompts that are hard for both cancel, so the difference has a smaller error than either score.
+        Prompts that one of them has no score of are left out.
         """
         differences = [score - baseline for score, baseline in zip(self.scores, other.scores, strict=True)]
-        mean = sum(differences) / len(differences)
-        return MeanCI(mean, *_clustered_interval(differences, self.prompts))
+        return _mean_ci(differences, self.prompts, _clustered_interval)
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers as a run logs them, ``eval/...``."""
         score = self.estimates["score"]
-        return {
+        metrics = {
             **{f"eval/{name}": estimate.mean for name, estimate in self.estimates.items()},
             "eval/score_low": score.low,
             "eval/score_high": score.high,
             "eval/num_prompts": float(self.num_prompts),
             "eval/reward_failures": float(self.failures),
         }
+        if self.unscored:
+            metrics["eval/unscored_responses"] = float(self.unscored)
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         estimates = {name: estimate.to_json() for name, estimate in self.estimates.items()}
         counts = {"num_prompts": self.num_prompts, "reward_failures": self.failures}
+        counts |= {"unscored_responses": self.unscored} if self.unscored else {}
         return {"model": self.model, **counts, "reward_failure_reasons": self.reasons, **estimates}
 
 
@@ -138,44 +146,83 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
         seed=context.seed + 1,
         temperature=settings.temperature or None,
         greedy=settings.temperature == 0,
+        unscored=True,
     )
     responses = rollouts.responses
     groups = [responses[start : start + num_samples] for start in range(0, len(responses), num_samples)]
     identities = [tuple(request.prompt_ids) for request in requests[::num_samples]]
 
     def mean_of(values: Sequence[float]) -> MeanCI:
-        return MeanCI(sum(values) / len(values), *interval(values, identities))
+        return _mean_ci(values, identities, interval)
 
     scorer = next(each for each in context.rewards if settings.reward in (None, each.label))
-    scores = [[response.rewards[scorer.label] for response in group] for group in groups]
-    prompt_scores = [sum(each) / num_samples for each in scores]
+    scored = [[each for each in group if not math.isnan(each.rewards[scorer.label])] for group in groups]
+    scores = [[response.rewards[scorer.label] for response in group] for group in scored]
+    prompt_scores = [_mean(each) for each in scores]
     estimates = {"score": mean_of(prompt_scores)}
     ks = k_values(num_samples) if num_samples > 1 else []
     if all(score in (0.0, 1.0) for each in scores for score in each):
         for k in ks:
             estimates[f"pass_at_{k}"] = mean_of(
-                [pass_at_k(num_samples, int(sum(each)), k) for each in scores]
+                [pass_at_k(len(each), int(sum(each)), k) if len(each) >= k else math.nan for each in scores]
             )
     if settings.best_of_reward is not None:
-        selected = [[response.rewards[settings.best_of_reward] for response in group] for group in groups]
+        pairs = [_selected(group, scorer.label, settings.best_of_reward) for group in scored]
         for k in ks:
-            pairs = zip(selected, scores, strict=True)
-            estimates[f"best_of_{k}"] = mean_of([best_of_k(*each, k) for each in pairs])
+            estimates[f"best_of_{k}"] = mean_of(
+                [best_of_k(*each, k) if len(each[0]) >= k else math.nan for each in pairs]
+            )
     if ks and hasattr(scorer.component, "answer_of"):
         votes = [
             [scorer.component.answer_of(scorer.scored_text(response.text)) for response in group]
-            for group in groups
+            for group in scored
         ]
-        pairs = zip(votes, scores, strict=True)
-        estimates[f"maj_at_{num_samples}"] = mean_of([maj_at_k(*each) for each in pairs])
+        estimates[f"maj_at_{num_samples}"] = mean_of(
+            [maj_at_k(*each) if each[1] else math.nan for each in zip(votes, scores, strict=True)]
+        )
     for label in (each.label for each in context.rewards):
-        means = [sum(response.rewards[label] for response in group) / num_samples for group in groups]
-        estimates[f"reward_{label}_mean"] = mean_of(means)
+        values = [[response.rewards[label] for response in group] for group in groups]
+        estimates[f"reward_{label}_mean"] = mean_of([_mean(each) for each in values])
     tokens = [sum(response.tokens for response in group) / num_samples for group in groups]
     estimates["response_tokens_mean"] = mean_of(tokens)
     return EvalResult(
-        "", len(groups), rollouts.failures, rollouts.reasons, estimates, prompt_scores, identities
+        "",
+        len(groups),
+        rollouts.failures,
+        rollouts.reasons,
+        estimates,
+        prompt_scores,
+        identities,
+        unscored=len(responses) - sum(map(len, scored)),
     )
+
+
+def _selected(
+    responses: Sequence[ScoredResponse], label: str, selector: str
+) -> tuple[list[float], list[float]]:
+    """Returns the values that select the best response, and the scores, of responses that have both."""
+    both = [(each.rewards[selector], each.rewards[label]) for each in responses]
+    both = [(value, score) for value, score in both if not math.isnan(value)]
+    return [value for value, _ in both], [score for _, score in both]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Returns the mean of the values that are not NaN; NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _mean_ci(
+    values: Sequence[float],
+    prompts: Sequence[Hashable],
+    bounds: Callable[[Sequence[float], Sequence[Hashable]], tuple[float, float]],
+) -> MeanCI:
+    """Returns the mean of the values that are not NaN, with its interval; all NaN if there are none."""
+    known = [(value, each) for value, each in zip(values, prompts, strict=True) if not math.isnan(value)]
+    if not known:
+        return MeanCI(math.nan, math.nan, math.nan)
+    values, prompts = [value for value, _ in known], [each for _, each in known]
+    return MeanCI(sum(values) / len(values), *bounds(values, prompts))
 
 
 def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:

@@ -134,6 +134,7 @@ def generate_and_score(
     seed: int,
     temperature: float | None = None,
     greedy: bool = False,
+    unscored: bool = False,
 ) -> ScoredRollouts:
     """Return the response to each request with its scores, in order, on every rank; a collective.
 
@@ -146,6 +147,7 @@ def generate_and_score(
         seed: the run's seed.
         temperature: divides the logits; None: the sampler's.
         greedy: take the most probable token.
+        unscored: whether a response on which a reward with on_failure = "unscored" fails gets NaN.
     """
     indices, completions = generate(
         context, requests, step=step, seed=seed, temperature=temperature, greedy=greedy
@@ -162,7 +164,7 @@ def generate_and_score(
             decode=context.tokenizer.decode_response,
             version=context.sampler.version,
         )
-        return batch, score_on_leader(context.engine, batch, context.rewards)
+        return batch, score_on_leader(context.engine, batch, context.rewards, unscored=unscored)
 
     local = collectives.abandon_together(score)
     if local is not None:

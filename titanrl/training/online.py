@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from titanrl.algorithm.compute_advantages import SelectedRows, compute_advantages, select_rows
+from titanrl.algorithm.compute_advantages import SelectedRows, compute_advantages, select_rows, unscored_rows
 from titanrl.algorithm.metrics import means
 from titanrl.data.prompts import PromptLoader, training_prompts
 from titanrl.errors import TrainingError
@@ -118,6 +118,13 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
             num_groups += len(selected.rows["group_id"].unique())
         if num_groups >= wanted:
             break
+    if not num_groups and all(bool(unscored_rows(scored).all()) for _, scored, _ in parts):
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in session.reasons.items())
+        raise TrainingError(
+            f"no response of step {step} has a score: the rewards failed on all of them, and [[reward]] "
+            f"on_failure is 'unscored'. First errors: {reasons or 'none'}. Correct the reward or the service "
+            "that it calls, and resume."
+        )
     if not num_groups:
         raise TrainingError(
             f"[[algorithm.filter]] dropped every group in {loop.max_resample_attempts + 1} attempts of step "

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from titanrl.algorithm.combine_rewards import combine_rewards, normalized
+from titanrl.algorithm.compute_advantages import unscored_rows
 from titanrl.data.collate import collate_rollouts
 from titanrl.engine import collectives
 from titanrl.errors import TrainingError
@@ -268,8 +269,8 @@ def batch_metrics(batch: TensorDict) -> dict[str, float]:
             values = batch["rewards", name]
             if not bool(values.isnan().all()):
                 metrics[f"reward/{name}"] = float(values[~values.isnan()].mean())
-        if len(scored) < len(batch):
-            metrics["reward/unscored_rows"] = float(len(batch) - len(scored))
+        if bool((unscored := unscored_rows(batch)).any()):
+            metrics["reward/unscored_rows"] = float(unscored.sum())
     if "baseline_reward" in batch:
         metrics["reward/greedy_mean"] = float(batch["baseline_reward"].nanmean())
     return metrics

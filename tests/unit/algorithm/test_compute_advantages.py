@@ -160,6 +160,14 @@ def test_row_must_pass_every_filter_and_zero_std_groups_are_counted_before() -> 
     assert metrics["advantage/frac_zero_std"] == pytest.approx(1 / 3)
 
 
+def test_rows_whose_baseline_is_missing_are_unscored() -> None:
+    keys = {"reward": [1.0, 0.0, 1.0], "group_id": [0, 0, 1], "baseline_reward": [0.5, 0.5, math.nan]}
+    batch = batch_of(loss_mask=[[True] * 2] * 3, **keys)
+    result, _ = compute_advantages(batch, algorithm(advantage={"name": "remax"}))
+    assert result["group_id"].tolist() == [0, 0]
+    assert result["advantage"].tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+
+
 def test_filters_that_drop_every_row_give_an_empty_batch() -> None:
     batch = scored_batch(Shape((2, 3), 4, 0, 0.8))
     batch["reward"] = torch.full((5,), 0.35)

@@ -124,3 +124,34 @@ def test_interval_counts_prompts_and_not_responses():
 
 def test_one_response_per_prompt_gives_no_pass_at_k():
     assert not [name for name in group_metrics(1) if "pass" in name]
+
+
+def test_responses_without_a_score_are_counted_and_part_of_no_estimate():
+    """The reward fails on the longest of four responses to each prompt, and on all responses to the last."""
+
+    def breaks(batch: Any) -> list[float | None]:
+        rows = zip(batch["text", "response"], batch["text", "prompt"], strict=True)
+        return [None if len(text) == 4 or prompt == "c" else float(len(text) == 2) for text, prompt in rows]
+
+    prompts = [Prompt(letter) for letter in "abc"]
+    feed = PromptLoader(prompts, encode, seed=0, max_prompt_tokens=4, shuffle=False)  # type: ignore[arg-type]
+    term = length_reward(2.0, "x")
+    object.__setattr__(term, "component", breaks)
+    object.__setattr__(term, "on_failure", "unscored")
+    context = session_of(
+        OneProcess(),
+        rewards=(term, length_reward(1.0, "y")),
+        sampler_table=build("sampler", {"name": "scripted", "max_response_tokens": 8}),
+        live_sampler=GroupLetters(),
+    )
+    settings = Evaluation(num_prompts=3, samples_per_prompt=4, temperature=1.0, best_of_reward="y")
+    result = evaluate(context, settings, feed)
+    metrics = result.metrics()
+    assert metrics["eval/score"] == pytest.approx(1 / 3)  # Of two prompts with three scores each.
+    assert metrics["eval/pass_at_2"] == pytest.approx(2 / 3)
+    assert "eval/pass_at_4" not in metrics  # No prompt has four scores.
+    assert metrics["eval/reward_y_mean"] == 0.25
+    assert (metrics["eval/unscored_responses"], metrics["eval/reward_failures"]) == (6.0, 6.0)
+    assert math.isnan(result.scores[2])
+    assert result.to_json()["pass_at_4"]["mean"] is None
+    assert result.minus(result).mean == 0.0
