@@ -39,7 +39,8 @@ class Problem:
         return replace(self, where=f"{table}.{self.where}" if self.where else table)
 
     def __str__(self) -> str:
-        location = " ".join(part for part in (f"[{self.where}]" if self.where else "", self.key) if part)
+        where, key = (part if part.isprintable() else ascii(part) for part in (self.where, self.key))
+        location = " ".join(part for part in (f"[{where}]" if where else "", key) if part)
         return f"{location} {self.message}".lstrip() + (f" (from {self.origin})" if self.origin else "")
 
 

@@ -1,4 +1,4 @@
-"""Fuzzing: mutants of experiments, data files and model folders must be refused with an error, or be sound.
+"""Fuzzing: mutants of experiments, data files, model folders and checkpoints must be refused, or be sound.
 
 ``python -m tools.fuzz config --count 50000`` prints how many mutants were refused and accepted, and every
 fault: an exception that is not titanrl's own error, a mutant that is accepted although it must be refused, or
@@ -21,14 +21,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from titanrl.config.dump import to_table
 from titanrl.config.load import parse, read
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.preflight.verify import preflight
 
-__all__ = ["Report", "fuzz_config", "fuzz_data", "fuzz_models"]
+if TYPE_CHECKING:
+    from titanrl.engine import Engine
+
+__all__ = ["Report", "fuzz_checkpoints", "fuzz_config", "fuzz_data", "fuzz_models"]
 
 ROLES = ("model", "reference", "teacher", "critic")
 OPEN_TABLES = ("heads", "options")
@@ -435,6 +438,75 @@ def fuzz_models(model: Path, *, count: int, seed: int = 0) -> Report:
     return report
 
 
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def fuzz_checkpoints(model: Path, *, count: int, seed: int = 0) -> Report:
+    """Loads damaged copies of a checkpoint into the engine, as ``--resume`` does.
+
+    Half of the mutants are damaged files, which the manifest must find: the error names the file, and the
+    checkpoint before is chosen instead. The others have a manifest that fits the changed file, as a person
+    who changes it on purpose would write. A flipped bit can be sound then, but must not end in a traceback;
+    the other changes must be refused.
+
+    Args:
+        model: a language model folder.
+        count: number of checkpoints.
+        seed: of the damage.
+    """
+    from titanrl.config.engine_tables import Checkpoint, Training
+    from titanrl.engine import Engine, EngineConfig
+    from titanrl.engine.manifest import MANIFEST, hash_files, read_manifest, write_manifest
+    from titanrl.engine.restore import choose_checkpoint
+
+    report, rng = Report(), random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "checkpoints"
+        settings = EngineConfig(
+            model=str(model),
+            training=Training(seq_len=16, mixed_precision_param="float32"),
+            checkpoint=Checkpoint(interval=1, keep_latest_k=0),
+        )
+        engine = Engine(settings, checkpoints=folder)
+        for step in (1, 2):
+            engine.save(step)
+        engine.close()
+        whole, damaged = Path(temporary) / "whole", folder / "step-2"
+        shutil.copytree(damaged, whole)
+        files = sorted(each.name for each in whole.iterdir())
+        manifest = read_manifest(damaged)
+        engine = Engine(settings, checkpoints=folder)
+        for _ in range(count):
+            shutil.rmtree(damaged)
+            shutil.copytree(whole, damaged)
+            is_forged = rng.random() < 0.5
+            name = rng.choice([each for each in files if each != MANIFEST] if is_forged else files)
+            before = (damaged / name).read_bytes()
+            kind = _damage_file(damaged / name, rng)
+            place = f"{kind} {name}"
+            if is_forged:
+                names = [each for each in manifest.files if (damaged / each).exists()]
+                write_manifest(damaged, 2, manifest.mesh, hash_files(damaged, names))
+                mutant = Mutant("forged", place, is_nonsense=kind != "flipped bit")
+                report.check("checkpoint", mutant, lambda: _load(engine, "2"))
+                continue
+            assert kind == "missing" or (damaged / name).read_bytes() != before
+
+            def use() -> None:
+                if choose_checkpoint(folder) != folder / "step-1":
+                    raise RuntimeError("the whole checkpoint before the damaged one was not chosen")
+                _load(engine, "2")
+
+            report.check("checkpoint", Mutant("damaged", place, is_nonsense=True, key=name), use)
+        engine.close()
+    return report
+
+
+def _load(engine: Engine, step: str) -> None:
+    if not engine.load(step):
+        raise ConfigError("no complete checkpoint")
+
+
 def main() -> int:
     """Runs one of the fuzzers and prints its report."""
     from titanrl.models.tiny import create
@@ -442,7 +514,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("config", "data", "models"))
+    parser.add_argument("what", choices=("checkpoints", "config", "data", "models"))
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -454,7 +526,8 @@ def main() -> int:
         if arguments.what == "config":
             report = fuzz_config(sorted(Path("experiments").rglob("*.toml")), model, **size)
         else:
-            report = (fuzz_data if arguments.what == "data" else fuzz_models)(model, **size)
+            fuzzers = {"checkpoints": fuzz_checkpoints, "data": fuzz_data, "models": fuzz_models}
+            report = fuzzers[arguments.what](model, **size)
     for fault in report.faults:
         print(fault)
     print(f"{report}; {time.process_time() - began:.0f} s of CPU time")

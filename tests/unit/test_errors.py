@@ -46,3 +46,8 @@ def test_errors_show_table_key_and_origin() -> None:
     report = str(ConfigError([problem, problem], file="a.toml"))
     assert report.splitlines()[0] == "a.toml: 2 mistakes"
     assert len(report.splitlines()) == 3
+
+
+def test_errors_escape_control_characters_of_keys() -> None:
+    assert str(Problem("a\0", "is wrong.", "\x1b[2J")) == "['a\\x00'] '\\x1b[2J' is wrong."
+    assert str(Problem("loss", "is wrong.", "é")) == "[loss] é is wrong."

@@ -1,4 +1,4 @@
-"""Mutants of experiments, data files and model folders are refused with an error that names the key."""
+"""Mutants of experiments, data files, model folders and checkpoints are refused, with what is wrong named."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from titanrl.engine import restore
 from titanrl.models.tiny import create
-from tools.fuzz import fuzz_config, fuzz_data, fuzz_models
+from tools.fuzz import fuzz_checkpoints, fuzz_config, fuzz_data, fuzz_models
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +37,18 @@ def test_damaged_model_folders_are_refused_or_sound(model: Path) -> None:
     report = fuzz_models(model, count=60, seed=20)
     assert report.faults == []
     assert min(report.refused, report.accepted) > 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_checkpoints_are_refused_and_forged_ones_end_in_no_traceback(model: Path) -> None:
+    report = fuzz_checkpoints(model, count=30, seed=20)
+    assert report.faults == []
+    assert min(report.kinds["damaged"], report.kinds["forged"]) > 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fuzzer_reports_damage_that_the_manifest_does_not_find(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "file_problem", lambda *_: "")
+    assert fuzz_checkpoints(model, count=10, seed=20).faults

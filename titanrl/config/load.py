@@ -21,6 +21,9 @@ __all__ = ["load", "parse", "read", "read_toml"]
 DIRECTIVES = ("base", "drop", "imports")
 """Top-level keys that control how files are merged."""
 
+FILE_ONLY = ("base", "drop")
+"""Directives that act while files are merged, which is done before overrides apply."""
+
 PLAIN_NAMES = ("run", "optimizer")
 """Tables whose ``name`` picks no component, so that a new name keeps their other keys."""
 
@@ -66,6 +69,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     problems: list[Problem] = []
     for assignment in sorted(overrides, key=lambda each: not each.partition("=")[0].strip().endswith("name")):
         try:
+            _refuse_file_only(assignment)
             layers.set(assignment)
         except ConfigError as error:
             problems += error.problems
@@ -75,6 +79,14 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Layers:
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
     return layers
+
+
+def _refuse_file_only(assignment: str) -> None:
+    """Refuses an override of a directive that only a file can give; it would have no effect."""
+    key = assignment.partition("=")[0].strip().partition(".")[0]
+    if key in FILE_ONLY:
+        remedy = "write it in the file" if key == "base" else "drop a key with an empty value, `--set a.b.c=`"
+        raise ConfigError(Problem("", f"cannot be overridden, got {assignment!r}; {remedy}.", key))
 
 
 def _stack(path: Path, above: tuple[Path, ...], *, only_bases: bool = False) -> Layers:

@@ -243,3 +243,18 @@ def test_override_of_an_unknown_path_is_refused(write: Write, assignment: str, m
     with pytest.raises(ConfigError) as caught:
         load(write(), [assignment])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "remedy"),
+    [
+        ("base=nope.toml", "write it in the file"),
+        ('base="\\u0000"', "write it in the file"),
+        ("base.x=1", "write it in the file"),
+        ('drop=["reward"]', "drop a key with an empty value"),
+        ("drop.0=reward", "drop a key with an empty value"),
+    ],
+)
+def test_override_of_a_directive_is_refused(write: Write, assignment: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(base|drop) cannot be overridden, got .*; {remedy}"):
+        read(write(EXPERIMENT), [assignment])
