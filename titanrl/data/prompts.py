@@ -192,8 +192,8 @@ def conversation_text(messages: Messages | str) -> str:
     if isinstance(messages, str):
         return messages
     if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+        return messages[0].get("content") or ""
+    return "\n\n".join(f"[{each['role']}]\n{each.get('content') or ''}" for each in messages)
 
 
 def prompt_id(source: str, prompt: Prompt) -> int:

@@ -23,6 +23,8 @@ KEEP_ALIVE_SECONDS = 75
 """Time that an idle connection stays open; longer than clients keep theirs, which may be in use again."""
 BODY_SECONDS = 30.0
 """Time in which the body of a request must arrive."""
+HELD_BODIES = 32
+"""How many times the limit is held of all bodies together."""
 DISCARDED_BODIES = 8
 """How many times the limit is read and discarded of a larger body, so that its sender gets the reply."""
 
@@ -30,6 +32,10 @@ ErrorBody = Callable[[int, str], dict[str, Any]]
 
 
 class _TooLarge(Exception):
+    pass
+
+
+class _Full(Exception):
     pass
 
 
@@ -51,6 +57,8 @@ class Guard:
         self, app: ASGIApp, *, max_bytes: int, error_body: ErrorBody, api_key: str | None = None
     ) -> None:
         self._app, self._max_bytes, self._error_body = app, max_bytes, error_body
+        self._num_held = 0
+        """Bytes of the bodies of all requests that are being served."""
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,6 +80,9 @@ class Guard:
         except _TooLarge:
             text = f"the body must have at most {self._max_bytes} bytes; shorten the request."
             await self._refuse(scope, send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        except _Full:
+            text = "too many large requests are being served; try again later."
+            await self._refuse(scope, send, HTTPStatus.SERVICE_UNAVAILABLE, text)
         except _Gone:
             return
         else:
@@ -79,7 +90,10 @@ class Guard:
                 text = "the API key is missing or wrong; send it as Authorization: Bearer KEY."
                 await self._refuse(scope, send, HTTPStatus.UNAUTHORIZED, text)
                 return
-            await self._app(scope, _replay(body, receive), send)
+            try:
+                await self._app(scope, _replay(body, receive), send)
+            finally:
+                self._num_held -= len(body)
 
     async def _body(self, headers: Headers, receive: Receive, *, keeps: bool) -> bytes:
         """Return the body; read more than the limit only to discard it."""
@@ -89,28 +103,38 @@ class Guard:
         if "Expect" in headers and int(stated) > self._max_bytes:
             raise _TooLarge
         body, size = bytearray(), 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            chunk = message.get("body", b"")
-            size += len(chunk)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size <= self._max_bytes and keeps:
+                    body += chunk
+                    self._num_held += len(chunk)
+                    if self._num_held > self._max_bytes * HELD_BODIES:
+                        raise _Full
+                elif body:
+                    self._num_held -= len(body)
+                    body.clear()
+                if not message.get("more_body", False):
+                    break
+                if size > limit:
+                    raise _TooLarge
             if size > self._max_bytes:
-                body.clear()
-            elif keeps:
-                body += chunk
-            if not message.get("more_body", False):
-                break
-            if size > limit:
                 raise _TooLarge
-        if size > self._max_bytes:
-            raise _TooLarge
+        except BaseException:
+            self._num_held -= len(body)
+            raise
         return bytes(body)
 
     async def _refuse(self, scope: Scope, send: Send, status: HTTPStatus, message: str) -> None:
         headers = {"Connection": "close"}
         if status == HTTPStatus.UNAUTHORIZED:
             headers = {"WWW-Authenticate": "Bearer"}
+        elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers["Retry-After"] = "1"
         await JSONResponse(self._error_body(status, message), status, headers)(scope, _nothing, send)
 
 

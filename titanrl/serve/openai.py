@@ -275,7 +275,16 @@ class ChatRequest(_Request):
         return self.top_logprobs or 0
 
     def prompts(self) -> list[Messages | str | tuple[int, ...]]:
-        return [parse_messages("messages", _join_parts(self.messages))]
+        given = _join_parts(self.messages)
+        parsed = parse_messages("messages", given)
+        for index, (message, read) in enumerate(zip(given, parsed, strict=True)):
+            for key, value in message.items():
+                if key not in read and value not in (None, "", [], {}):
+                    got = json.dumps(value)[:80]
+                    raise ValueError(
+                        f"messages[{index}].{key[:80]} is not supported, got {got}; leave it out."
+                    )
+        return [parsed]
 
     def _max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -67,7 +67,7 @@ class PromptEncoder:
                     f"the prompt has {len(conversation)} characters, more than {limit} tokens can hold; "
                     "shorten it, or start the server with a larger training.seq_len."
                 )
-            text = chat if isinstance(chat, str) else chat[-1]["content"]
+            text = chat if isinstance(chat, str) else chat[-1].get("content") or ""
             ids = self._encode(chat)
         if not ids:
             raise ValueError("prompt has no tokens; give it text.")
@@ -103,14 +103,16 @@ class PromptEncoder:
         except ConfigError as error:
             raise ValueError(str(error)) from error
         except ValueError as error:
-            raise ValueError(f"messages {error}") from error
+            raise ValueError(f"{'prompt' if isinstance(chat, str) else 'messages'} {error}") from error
+        except Exception as error:  # A template's own, for values that it does not expect.
+            raise ValueError(f"messages cannot be rendered by the chat template: {error!r}.") from error
 
     def _encode_prefill(self, chat: Messages) -> list[int]:
         """Return the ids of a chat whose last message the response continues."""
         from jinja2 import TemplateError
 
         hint = "end the messages with a user's or a tool's."
-        if not chat[-1]["content"]:
+        if not chat[-1].get("content"):
             raise ValueError(f"end with an empty message of the assistant, which cannot be continued; {hint}")
         try:
             text = self._tokenizer.tokenizer.apply_chat_template(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -142,6 +143,24 @@ def test_large_body_gets_413(server: tuple[str, int], factor: float) -> None:
 def test_large_body_that_waits_for_permission_gets_413_at_once(server: tuple[str, int]) -> None:
     status, _ = error_of(talk(server, head(LIMIT + 1, "Expect: 100-continue\r\n")))
     assert status == 413
+
+
+def test_bodies_of_all_requests_together_are_limited() -> None:
+    """Half-sent bodies count, and what is served or given up no longer does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "HELD_BODIES", 2)
+        with serving(app, api_key=None) as server:
+            for _ in range(2):
+                with contextlib.ExitStack() as stack:
+                    for _ in range(2):
+                        connection = stack.enter_context(socket.create_connection(server, timeout=5))
+                        connection.sendall(head(LIMIT) + b"a" * (LIMIT - 1))
+                    time.sleep(0.3)
+                    status, error = error_of(talk(server, head(10) + b"a" * 10))
+                    assert (status, error["code"]) == (503, "overloaded")
+                time.sleep(0.3)
+                request = head(LIMIT, "Connection: close\r\n") + b"a" * LIMIT
+                assert talk(server, request).endswith(b"\r\n\r\n10000")
 
 
 def test_chunked_body_has_the_same_limit(server: tuple[str, int]) -> None:

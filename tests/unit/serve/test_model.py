@@ -180,6 +180,11 @@ def test_several_prompts_get_their_own_responses(model: Model) -> None:
         (COMPLETIONS, {"prompt": [-1]}, "prompt must be a text, token ids, or 1 to 1024 of these, got [-1]."),
         (CHAT, {"messages": "hi"}, "messages must be a text or a list of messages, not empty, got 'hi'."),
         (CHAT, {"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role must be one of system"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a", "nmae": "b"}]},
+            "messages[0].nmae is not supported, got",
+        ),
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n: Input should be greater than or equal to 1, got 0."),
         (COMPLETIONS, {"prompt": "a", "n": "2"}, "n: Input should be a valid integer, got '2'."),
         (COMPLETIONS, {"prompt": "a", "n": 3, "best_of": 2}, "best_of must be >= n = 3, got 2."),
