@@ -14,7 +14,8 @@ import torch
 
 from titanrl.components.samplers.vllm import CPU_HEAD_DIMS, VLLM
 from titanrl.models import tiny
-from titanrl.protocols import Completion, RolloutRequest, SamplerContext
+from titanrl.ops.seeds import sample_seed
+from titanrl.protocols import Completion, RolloutRequest, SamplerContext, StreamRequest
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -324,3 +325,31 @@ def test_check_allows_the_head_sizes_of_the_engine() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert CPUAttentionBackend.get_supported_head_sizes() == list(CPU_HEAD_DIMS)
+
+
+def test_stream_gives_the_responses_of_sample_and_drops_aborted_ones(untouched: Any) -> None:
+    sampler = untouched
+    rows = rows_of(samples=2)
+    wanted = sampler.sample(rows, step=0, seed=3)
+    greedy = sampler.sample(rows[:1], step=0, seed=3, greedy=True)
+    stream = sampler.stream()
+    for key, row in enumerate(rows):
+        seed = sample_seed(3, 0, row.prompt_index, row.sample_index)
+        stream.add(StreamRequest(key, row, seed, 1.0, 16, num_top=2 if key == 0 else 0))
+    stream.add(StreamRequest(90, rows[0], 0, None, 16))
+    stream.add(StreamRequest(91, rows[1], 0, 1.0, 40))
+    with pytest.raises(ValueError, match="tokens"):
+        stream.add(StreamRequest(92, RolloutRequest([1] * 127, 0, 0), 0, 1.0, 16))
+    events = stream.step()
+    stream.abort([91, 12345])
+    while new := stream.step():
+        assert all(event.key != 91 for event in new)
+        events += new
+    stream.close()
+    for key, completion in [*enumerate(wanted), (90, greedy[0])]:
+        own = [event for event in events if event.key == key]
+        streamed = Completion([e.token for e in own], [e.logprob for e in own], own[-1].finish_reason)
+        assert_same([streamed], [completion], 1e-4)
+        assert streamed.finish_reason == completion.finish_reason
+        assert {len(event.top) for event in own} == {2 if key == 0 else 0}
+    assert_same(sampler.sample(rows, step=0, seed=3), wanted, 1e-4)
