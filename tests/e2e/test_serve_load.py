@@ -24,8 +24,8 @@ __all__ = ["file", "serving"]
 def test_hostile_requests_harm_no_other(file: Path, serving: Any) -> None:
     """A small part of ``python -m tools.load_server``; a body of each kind is sent at least once."""
     with serving(file) as url:
-        load = asyncio.run(run_load(url, clients=30, seconds=5, hostile=0.1))
-        every = asyncio.run(run_load(url, clients=4, seconds=3, hostile=0.9, bodies=tuple(HOSTILE_BODIES)))
+        load = asyncio.run(run_load(url, clients=30, seconds=4, hostile=0.1))
+        every = asyncio.run(run_load(url, clients=4, seconds=2, hostile=0.9, bodies=tuple(HOSTILE_BODIES)))
     assert load.is_clean, load.report()
     assert every.is_clean, every.report()
     assert load.ordinary["right"] > 20

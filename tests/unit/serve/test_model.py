@@ -182,8 +182,8 @@ def test_several_prompts_get_their_own_responses(model: Model) -> None:
         (CHAT, {"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role must be one of system"),
         (
             CHAT,
-            {"messages": [{"role": "user", "content": "a", "nmae": "b"}]},
-            "messages[0].nmae is not supported, got",
+            {"messages": [{"role": "user", "content": "a", "alias": "b"}]},
+            "messages[0].alias is not supported, got",
         ),
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n: Input should be greater than or equal to 1, got 0."),
         (COMPLETIONS, {"prompt": "a", "n": "2"}, "n: Input should be a valid integer, got '2'."),
