@@ -96,9 +96,10 @@ def _table(result: EvalResult) -> Table:
     caption = None
     if result.failures:
         reasons = "; ".join(f"{label}: {reason}" for label, reason in result.reasons.items())
+        left_out = f", but {result.unscored} responses are left out" if result.unscored else ""
         caption = escape(
-            f"{result.failures} rewards failed; {result.unscored} responses are left out, the others get "
-            f"failure_score. First errors: {reasons}"
+            f"{result.failures} rewards failed and count as [[reward]] failure_score{left_out}. "
+            f"First errors: {reasons}"
         )
     title = f"{result.model}, {result.num_prompts} prompts"
     table = Table("metric", "mean", "95% interval", title=title, caption=caption)
