@@ -123,7 +123,8 @@ class Recorder:
         """
         for label in sorted(reasons.keys() - self._reported):
             self._reported.add(label)
-            text = f"failed: {reasons[label]}; failed responses get its failure_score or are unscored (reported once)"
+            effect = "failed responses get its failure_score or are unscored (reported once)"
+            text = f"failed: {reasons[label]}; {effect}"
             self._view.message(f"[bold yellow]reward {escape(label)}[/] {escape(text)}")
 
     def step(
