@@ -61,6 +61,8 @@ def serve(
     overrides: SET = None,
 ) -> None:
     """Serve a model or a run's newest checkpoint over OpenAI-compatible HTTP, with best-of-N sampling."""
+    if api_key == "":
+        raise ConfigError("--api-key must not be empty; leave it out if no key is needed.")
     resolved = resolve_target(target, model, overrides, step)
     # A single process serves, whatever mesh the model was trained on.
     experiment = replace(load(resolved.file, resolved.overrides), parallelism=Parallelism())

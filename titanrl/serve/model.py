@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import closing
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
@@ -323,6 +324,8 @@ def serve_model(
         bound.listen(http.BACKLOG)  # From now on clients wait instead of being refused.
         if ranking := _ranking_text(info):
             say(ranking)
+        if api_key is None and not ip_address(bound.getsockname()[0]).is_loopback:
+            say("no --api-key: whoever reaches this address can use the server")
         say(f"serving {info.name} at {http.address(bound)}")
         http.serve_in_thread(
             engine,

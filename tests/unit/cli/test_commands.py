@@ -315,9 +315,11 @@ def test_serve_needs_no_parallelism_no_data_and_one_process(
     result = titanrl("serve", file, "--best-of", 4, "--reward", "right", "--port", 0)
     assert result.exit_code == 0, result.output
     gone = ["--set=parallelism.tensor_parallel_degree=2", "--set=prompts={name='jsonl', path='none.jsonl'}"]
-    result = titanrl("serve", file, *gone, "--set=sampler.max_response_tokens=9", RANK="0")
+    more = ["--set=sampler.max_response_tokens=9"]
+    result = titanrl("serve", file, *gone, *more, RANK="0", TITANRL_API_KEY="secret")
     assert result.exit_code == 0, result.output
-    (first, run, options), (second, *_) = served
+    (first, run, options), (second, _, with_key) = served
+    assert (options["api_key"], with_key["api_key"]) == (None, "secret")
     assert (run, options["best_of"], options["reward"], options["port"]) == (None, 4, "right", 0)
     assert first.parallelism == second.parallelism == Parallelism()
     assert second.sampler.max_response_tokens == 9
@@ -332,6 +334,7 @@ def test_serve_reports_settings_that_cannot_be_served(
         ((file, "--set=training.seq_len=4096"), "[training] seq_len must be <= 128"),
         ((tmp_path / "none.toml",), "no such file"),
         ((tmp_path / "empty",), "no such file"),
+        ((file, "--api-key", ""), "--api-key must not be empty"),
         ((file, "--best-of", 0), "greater than or equal to 1"),
     ):
         result = titanrl("serve", *arguments)

@@ -57,13 +57,14 @@ def check_equal(found: Completion, wanted: Completion) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [2, 128])
 def test_responses_are_those_of_sample_whenever_requests_come_and_go(engine: Engine, max_rows: int) -> None:
-    sampler = Torch(max_response_tokens=24, max_rows=max_rows, top_p=0.95).start(host_of(engine))
-    rows = rows_of(samples=4)
+    sampler = Torch(max_response_tokens=10, max_rows=max_rows, top_p=0.95).start(host_of(engine))
+    rows = rows_of(samples=3)
     wanted = sampler.sample(rows, step=0, seed=7)
     stream, order = sampler.stream(), random.Random(3)
-    waiting = [request_of(key, row) for key, row in enumerate(rows)]
+    waiting = [request_of(key, row, max_tokens=10) for key, row in enumerate(rows)]
     order.shuffle(waiting)
     aborted = {waiting[2].key, waiting[5].key, waiting[-1].key}
     events: list[StreamEvent] = []
@@ -83,6 +84,7 @@ def test_responses_are_those_of_sample_whenever_requests_come_and_go(engine: Eng
     assert stream._cache.num_rows == 0
 
 
+@pytest.mark.slow
 def test_each_row_has_its_own_parameters(engine: Engine) -> None:
     sampler = Torch(max_response_tokens=24).start(host_of(engine))
     rows = rows_of(samples=1)
