@@ -325,7 +325,7 @@ def serve_model(
         if ranking := _ranking_text(info):
             say(ranking)
         if api_key is None and not ip_address(bound.getsockname()[0]).is_loopback:
-            say("no --api-key: whoever reaches this address can use the server")
+            say("no --api-key: any client that reaches this address can use the server")
         say(f"serving {info.name} at {http.address(bound)}")
         http.serve_in_thread(
             engine,
