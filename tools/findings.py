@@ -23,6 +23,7 @@ PHRASES = {
     "as expected": "as expected",
     "the opposite": "opposite to expectation",
     "undecided": "undecided",
+    "too few seeds": "too few seeds",
     "not measured": "not measured",
 }
 INTRODUCTION = """\

@@ -27,7 +27,13 @@ __all__ = [
 
 Runs = Mapping[tuple[str, int], Curves]
 """(variant, seed) -> curves of the run; failed runs are absent."""
-Result = Literal["as expected", "the opposite", "undecided", "not measured"]
+Result = Literal["as expected", "the opposite", "undecided", "too few seeds", "not measured"]
+
+
+MIN_PAIRS = 5
+"""Seeds below which no expectation is decided: intervals and p-values of fewer say nothing."""
+ALPHA = 0.05
+"""Significance level of the corrected p."""
 
 
 class Measurement(NamedTuple):
@@ -143,7 +149,10 @@ def group_rows(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def evaluate_expectations(settings: Settings, table: Sequence[Row]) -> list[Outcome]:
-    """Return the outcome of each expectation: the interval must lie on the expected side or in the margin."""
+    """Return the outcome of each expectation.
+
+    A direction is decided by the corrected p, a margin by the interval; below ``MIN_PAIRS`` seeds neither is.
+    """
     outcomes = []
     for expectation in settings.expect:
         metric = expectation.metric or settings.metric
@@ -176,14 +185,15 @@ def _with_holm(rows: Sequence[Row]) -> list[Row]:
 def _result(expectation: Expectation, difference: Difference | None) -> Result:
     if difference is None:
         return "not measured"
+    if difference.pairs < MIN_PAIRS:
+        return "too few seeds"
     low, high = difference.low, difference.high
     if expectation.direction == "same":
         margin = expectation.margin
         if -margin <= low and high <= margin:
             return "as expected"
         return "the opposite" if low > margin or high < -margin else "undecided"
-    if expectation.direction == "lower":
-        low, high = -high, -low
-    if low > 0:
-        return "as expected"
-    return "the opposite" if high < 0 else "undecided"
+    if difference.p_holm > ALPHA:
+        return "undecided"
+    is_higher = difference.mean > 0
+    return "as expected" if is_higher == (expectation.direction == "higher") else "the opposite"

@@ -157,8 +157,10 @@ def reading_notes(seeds: int) -> list[str]:
         "of a table."
     )
     outcomes = (
-        "An outcome is 'as expected' or 'the opposite' if the whole interval of the difference lies on that "
-        "side of 0, or within or beyond the margin, at the last budget of steps. Otherwise it is 'undecided'."
+        "The outcome of an expected direction is decided if Holm's p is at most 0.05 at the last budget of "
+        "steps, which takes six seeds or more; that of an expected equality if the whole interval lies "
+        "within, or beyond, the margin. Otherwise it is 'undecided'. With fewer than five seeds it is 'too "
+        "few seeds'."
     )
     return [intervals, tests, outcomes]
 

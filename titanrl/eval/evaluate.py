@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titanrl.data.prompts import held_out_prompts
 from titanrl.errors import ConfigError
+from titanrl.eval.intervals import difference_interval, mean_interval
 from titanrl.eval.pass_at_k import best_of_k, k_values, maj_at_k, pass_at_k
 from titanrl.rollout.generator import generate_and_score, load_generator
 from titanrl.runtime import status
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from titanrl.rollout.context import RolloutContext
     from titanrl.rollout.generator import ScoredResponse
 
-__all__ = ["EvalResult", "MeanCI", "evaluate", "evaluate_model", "interval"]
-
-Z95 = 1.959964
+__all__ = ["EvalResult", "MeanCI", "evaluate", "evaluate_model"]
 
 
 class MeanCI(NamedTuple):
@@ -68,7 +66,7 @@ class EvalResult(NamedTuple):
         Prompts that one of them has no score of are left out.
         """
         differences = [score - baseline for score, baseline in zip(self.scores, other.scores, strict=True)]
-        return _mean_ci(differences, self.prompts, _clustered_interval)
+        return _mean_ci(differences, self.prompts, difference_interval)
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers as a run logs them, ``eval/...``."""
@@ -153,7 +151,7 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
     identities = [tuple(request.prompt_ids) for request in requests[::num_samples]]
 
     def mean_of(values: Sequence[float]) -> MeanCI:
-        return _mean_ci(values, identities, interval)
+        return _mean_ci(values, identities, mean_interval)
 
     scorer = next(each for each in context.rewards if settings.reward in (None, each.label))
     scored = [[each for each in group if not math.isnan(each.rewards[scorer.label])] for group in groups]
@@ -223,49 +221,3 @@ def _mean_ci(
         return MeanCI(math.nan, math.nan, math.nan)
     values, prompts = [value for value, _ in known], [each for _, each in known]
     return MeanCI(sum(values) / len(values), *bounds(values, prompts))
-
-
-def interval(values: Sequence[float], prompts: Sequence[Hashable] | None = None) -> tuple[float, float]:
-    """Returns the 95% interval of the mean of ``values``, one per prompt.
-
-    Values of 0 and 1 get Wilson's interval, which is valid for means of 0 and 1 too; other values get the
-    mean +- 1.96 standard errors. Repeated prompts add no evidence: if the i-th unique prompt occurs m_i times
-    among n, Wilson's interval uses the effective sample size ``n^2 / sum_i m_i^2``, and the errors are
-    cluster-robust.
-
-    Args:
-        values: one per prompt.
-        prompts: identity of each prompt; None: all are unique.
-
-    Source: effective sample size, Kish 1965; clusters, arXiv 2411.00640.
-    """
-    n, mean = len(values), sum(values) / len(values)
-    if set(values) <= {0.0, 1.0}:
-        count = n * n / sum(m * m for m in Counter(range(n) if prompts is None else prompts).values())
-        center = (mean + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
-        std_error = math.sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count * count))
-        half_width = Z95 / (1 + Z95**2 / count) * std_error
-        return max(center - half_width, 0.0), min(center + half_width, 1.0)
-    return _clustered_interval(values, prompts)
-
-
-def _clustered_interval(
-    values: Sequence[float], prompts: Sequence[Hashable] | None = None
-) -> tuple[float, float]:
-    """Returns the mean of ``values`` +- 1.96 cluster-robust standard errors; equal prompts are a cluster.
-
-    Args:
-        values: one per prompt.
-        prompts: identity of each prompt; None: all are unique.
-
-    Source: arXiv 2411.00640.
-    """
-    n, mean = len(values), sum(values) / len(values)
-    clusters: dict[Hashable, list[float]] = {}
-    for prompt, value in zip(range(n) if prompts is None else prompts, values, strict=True):
-        clusters.setdefault(prompt, []).append(value)
-    if len(clusters) == 1:
-        return -math.inf, math.inf
-    squares = sum(sum(value - mean for value in each) ** 2 for each in clusters.values())
-    error = math.sqrt(squares * len(clusters) / (len(clusters) - 1)) / n
-    return mean - Z95 * error, mean + Z95 * error

@@ -97,22 +97,36 @@ def test_p_is_corrected_within_a_metric() -> None:
 @pytest.mark.parametrize(
     ("values", "direction", "result"),
     [
-        ([1.0, 2.0, 3.0], "higher", "as expected"),
-        ([1.0, 2.0, 3.0], "lower", "the opposite"),
-        ([-1.0, 2.0, 3.0], "higher", "undecided"),
-        ([-1.0, -2.0, -3.0], "lower", "as expected"),
-        ([0.1, -0.1, 0.1], "same", "as expected"),
-        ([0.1, -0.1, 0.9], "same", "undecided"),
-        ([1.0, 2.0, 3.0], "same", "the opposite"),
+        ([1.0, 2.0, 3.0] * 2, "higher", "as expected"),
+        ([1.0, 2.0, 3.0] * 2, "lower", "the opposite"),
+        ([-1.0, 2.0, 3.0] * 2, "higher", "undecided"),
+        ([-1.0, -2.0, -3.0] * 2, "lower", "as expected"),
+        ([1.0, 2.0, 3.0, 1.0, 2.0], "higher", "undecided"),  # p is 2 / 2^5 at least.
+        ([0.1, -0.1, 0.1] * 2, "same", "as expected"),
+        ([0.1, -0.1, 0.9] * 2, "same", "undecided"),
+        ([1.0, 2.0, 3.0] * 2, "same", "the opposite"),
+        ([1.0, 1.0, 1.0, 1.0], "higher", "too few seeds"),
+        ([0.0, 0.0, 0.0, 0.0], "same", "too few seeds"),
     ],
 )
 def test_outcomes(values: list[float], direction: str, result: str) -> None:
     margin = 0.5 if direction == "same" else 0.0
     expectation = Expectation(variant="b", direction=direction, margin=margin)  # type: ignore[arg-type]
     settings = Settings(base="x", metric="reward/mean", expect=(expectation,))
-    table = compare(at({"a": [0.0] * 3, "b": values}), ["a", "b"])
+    table = compare(at({"a": [0.0] * len(values), "b": values}), ["a", "b"])
     assert evaluate_expectations(settings, table)[0].result == result
     assert evaluate_expectations(settings, table[:1])[0].result == "not measured"
+
+
+def test_direction_is_decided_by_the_corrected_p() -> None:
+    """Six seeds agree, p = .031; three comparisons make it .094."""
+    expectation = Expectation(variant="b", direction="higher")
+    settings = Settings(base="x", metric="reward/mean", expect=(expectation,))
+    agree = {"a": [0.0] * 6, "b": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
+    (alone,) = evaluate_expectations(settings, compare(at(agree), ["a", "b"]))
+    others = {"c": [1.0] * 6, "d": [2.0] * 6}
+    (among,) = evaluate_expectations(settings, compare(at(agree | others), ["a", "b", "c", "d"]))
+    assert (alone.result, among.result) == ("as expected", "undecided")
 
 
 def test_more_than_eight_seeds_are_reported_as_minimum_median_and_maximum() -> None:
@@ -136,7 +150,7 @@ def test_report_states_results_and_method(ablation: Ablation, finish: Finish) ->
     text = report.read_text()
     for part in (
         "# Which?",
-        "| clip_high=0.28 higher than clip_high=0.2 | reward/mean | +0.1 | 0.1 to 0.1 | as expected |",
+        "| clip_high=0.28 higher than clip_high=0.2 | reward/mean | +0.1 | 0.1 to 0.1 | too few seeds |",
         "### reward/mean at 2 steps",
         "| clip_high=0.28 | 0.61 | 0.5852 to 0.6348 | +0.1 | 0.1 to 0.1 | 0.25 | 0.25 | 0.6 0.61 0.62 |",
         "With 3 seeds, its minimum is 0.25",

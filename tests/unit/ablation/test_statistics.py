@@ -15,9 +15,8 @@ from titanrl.ablation.statistics import (
     mean_interval,
     min_p,
     sign_flip_p,
-    t_cdf,
-    t_quantile,
 )
+from titanrl.eval.student_t import t_cdf, t_quantile
 
 
 @pytest.mark.parametrize("t", [-3.0, -0.4, 0.0, 1.7, 20.0])
