@@ -67,7 +67,7 @@ TEXTS = (
     "%s",
 )
 HUGE = (10**10, 10**18, 10**19, 2**63, -(10**19))
-FLOATS = (float("nan"), 1e308, -1e308, 1e31)
+FLOATS = (float("nan"), 1e308, -1e308, 1e39)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ __all__ = ["Range", "range_of", "range_problems", "ranges_of", "validated"]
 T = TypeVar("T")
 
 MAX_INT = 2**31 - 1
-MAX_FLOAT = 1e30
+MAX_FLOAT = 1e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def range_problems(settings: Any) -> list[Problem]:
 def _fault(allowed: Range, number: Any) -> str:
     """Returns what is wrong with a number, or an empty string.
 
-    An open end of a range allows every sane size: integers of 32 bits, and floats up to 1e30, whose products
-    are finite.
+    An open end of a range allows every sane size: integers of 32 bits, and floats up to 1e38, which float32
+    can hold.
     """
     if not isinstance(number, Real) or not allowed.contains(cast(float, number)):
         return f"must be in {allowed}"
