@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from titanrl.config.experiment import Experiment
-    from titanrl.protocols import TokenStream
+    from titanrl.config.tables import Reward
+    from titanrl.protocols import SamplerSettings, TokenStream
     from titanrl.rollout.generator import Generator
 
 __all__ = ["describe_server", "model_app", "serve_model"]
@@ -236,11 +237,19 @@ async def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=GONE)
 
 
-def describe_server(experiment: Experiment, name: str, best_of: int | None, reward: str | None) -> ServerInfo:
-    """Return the name and options of a server of an experiment.
+def describe_server(
+    sampler: SamplerSettings | None,
+    rewards: Sequence[Reward],
+    name: str,
+    *,
+    best_of: int | None = None,
+    reward: str | None = None,
+) -> ServerInfo:
+    """Return the name and options of a server.
 
     Args:
-        experiment: a checked experiment.
+        sampler: the [sampler] table; None: it is missing.
+        rewards: the [[reward]] tables.
         name: name of the model for clients.
         best_of: responses to sample if a request does not set best_of; None: as many as it returns.
         reward: label of the reward that ranks; None: the weighted sum.
@@ -248,25 +257,25 @@ def describe_server(experiment: Experiment, name: str, best_of: int | None, rewa
     Raises:
         ConfigError: [sampler] is missing, no reward has the label, or none can rank.
     """
-    if experiment.sampler is None:
+    if sampler is None:
         raise ConfigError(
             "[sampler] is missing, and responses are sampled with it; serve a file that has one, and give "
             "this model or run with --model."
         )
-    rewards = ranking_rewards(experiment.reward, reward)
-    if best_of is not None and not rewards:
+    ranking = ranking_rewards(rewards, reward)
+    if best_of is not None and not ranking:
         raise ConfigError(
             f"--best-of {best_of} needs a [[reward]] with a weight other than 0 that ranks the responses; "
             "add one, select one with --reward, or leave the option out."
         )
-    readers = [each.label for each in rewards if reads_reference(each, experiment.reward)]
-    free = without_reference(experiment.reward, reward)
-    scored_by = (reward or "weighted sum") if rewards else None
+    readers = [each.label for each in ranking if reads_reference(each, rewards)]
+    free = without_reference(rewards, reward)
+    scored_by = (reward or "weighted sum") if ranking else None
     scored_without = scored_by
     if readers:
         labels = ", ".join(each.label for each in free if each.weight != 0)
         scored_without = f"weighted sum of {labels}" if free else None
-    top_p = getattr(experiment.sampler, "top_p", None)
+    top_p = getattr(sampler, "top_p", None)
     return ServerInfo(name, best_of, scored_by, scored_without, tuple(readers), top_p)
 
 
@@ -315,7 +324,13 @@ def serve_model(
 
     if reward is None and experiment.evaluation is not None:
         reward = experiment.evaluation.best_of_reward
-    info = describe_server(experiment, str(run or experiment.model.path), best_of, reward)
+    info = describe_server(
+        experiment.sampler,
+        experiment.reward,
+        str(run or experiment.model.path),
+        best_of=best_of,
+        reward=reward,
+    )
     bound = http.bind_socket(host, port)
     init_distributed()
     with closing(load_generator(experiment, run, step)) as generator:

@@ -7,13 +7,14 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from titanrl import build
+from titanrl.components.samplers.torch import Torch
+from titanrl.components.samplers.vllm import VLLM
 from titanrl.config.tables import Reward
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.serve.best_of_n import GenerationRequest, GenerationResult, RankedResponse, TokenLogprob
@@ -520,28 +521,28 @@ def test_address_in_use_is_refused_before_loading(bound: socket.socket) -> None:
         bind_socket("127.0.0.1", port)
 
 
-def experiment(*rewards: Reward, **sampler: Any) -> Any:
-    return SimpleNamespace(sampler=SimpleNamespace(**sampler), reward=rewards)
-
-
 def test_server_info_lists_ranking_rewards_and_those_with_a_reference() -> None:
     names = {"right": "exact_match", "form": "think_tags"}
     rewards = [Reward(component=build("reward", {"name": n}), label=label) for label, n in names.items()]
     judge = {"name": "llm_judge", "endpoint": "http://a", "model": "b"}
     rewards.append(Reward(component=build("reward", judge), label="judge", weight=0.0))
-    served = experiment(*rewards, top_p=0.9)
+    sampler = VLLM(top_p=0.9)
+
+    def describe(**options: Any) -> ServerInfo:
+        return describe_server(sampler, rewards, "m", **options)
+
     free = "weighted sum of form"
-    assert describe_server(served, "m", 4, None) == ServerInfo("m", 4, "weighted sum", free, ("right",), 0.9)
-    assert describe_server(served, "m", 4, "form") == ServerInfo("m", 4, "form", "form", (), 0.9)
-    assert describe_server(served, "m", 4, "right") == ServerInfo("m", 4, "right", None, ("right",), 0.9)
-    assert describe_server(served, "m", None, "judge") == ServerInfo("m", None, "judge", "judge", (), 0.9)
-    for without in (experiment(), experiment(rewards[-1])):
-        assert describe_server(without, "m", None, None) == ServerInfo("m")
+    assert describe(best_of=4) == ServerInfo("m", 4, "weighted sum", free, ("right",), 0.9)
+    assert describe(best_of=4, reward="form") == ServerInfo("m", 4, "form", "form", (), 0.9)
+    assert describe(best_of=4, reward="right") == ServerInfo("m", 4, "right", None, ("right",), 0.9)
+    assert describe(reward="judge") == ServerInfo("m", None, "judge", "judge", (), 0.9)
+    for without in ([], [rewards[-1]]):
+        assert describe_server(Torch(), without, "m") == ServerInfo("m")
         with pytest.raises(
             ConfigError, match=r"--best-of 4 needs a \[\[reward\]\] with a weight other than 0"
         ):
-            describe_server(without, "m", 4, None)
+            describe_server(Torch(), without, "m", best_of=4)
     with pytest.raises(ConfigError, match=r"--reward must be .*'x'; labels: none"):
-        describe_server(experiment(), "m", 4, "x")
+        describe_server(Torch(), [], "m", best_of=4, reward="x")
     with pytest.raises(ConfigError, match=r"\[sampler\] is missing"):
-        describe_server(SimpleNamespace(sampler=None, reward=()), "m", None, None)  # type: ignore[arg-type]
+        describe_server(None, [], "m")
