@@ -10,6 +10,7 @@ import torch
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import log_ratio
 from titanrl.ops.sequence import sequence_sum
+from titanrl.ops.sigmoid import sigmoid
 from titanrl.protocols import TokenLoss
 from titanrl.registry import Range, register
 
@@ -57,7 +58,7 @@ class KTO:
             logit = logit - where0(scored, batch["reference_point"].detach()[:, None])
         logit = self.beta * logit
         # 1 - sig(h) is sig(-h).
-        desirable = self.desirable_weight * torch.sigmoid(-logit)
-        undesirable = self.undesirable_weight * torch.sigmoid(logit)
+        desirable = self.desirable_weight * sigmoid(-logit)
+        undesirable = self.undesirable_weight * sigmoid(logit)
         loss = where0(scored, torch.where(reward > 0, desirable, undesirable))
         return TokenLoss(loss, {"reward": where0(scored, logit.detach())})

@@ -9,6 +9,7 @@ import torch
 
 from titanrl.ops.masked import where0
 from titanrl.ops.ratio import LOG_RATIO_CLAMP, approx_kl, clamped_log_ratio
+from titanrl.ops.sigmoid import sigmoid
 from titanrl.protocols import TokenLoss
 from titanrl.registry import Range, register
 
@@ -45,5 +46,5 @@ class SAPO:
         advantage = where0(mask, batch["advantage"])
         clamped = clamped_log_ratio(policy.logprob, batch["old_logprob"], mask, self.log_ratio_clamp)
         tau = torch.full_like(advantage, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
-        gate = 4 / tau * torch.sigmoid(tau * (clamped.exp() - 1))
+        gate = 4 / tau * sigmoid(tau * (clamped.exp() - 1))
         return TokenLoss(-gate * advantage, {"approx_kl": approx_kl(clamped)})

@@ -99,6 +99,11 @@ def _expert_problems(config: HFConfig, mesh: Parallelism, folder: str) -> list[P
     if degree > 1 and tensor > 1 and not mesh.enable_sequence_parallel:
         text = "must be true where experts are sharded over tensor-parallel ranks, got false."
         problems.append(Problem("parallelism", text, "enable_sequence_parallel"))
+    replicate, shard = mesh.data_parallel_replicate_degree, mesh.data_parallel_shard_degree
+    if degree == 1 and replicate > 1 and shard == 1:
+        # torchtitan 0.3.0 distributes grouped experts over the axes of FSDP alone, and finds none.
+        text = f"must be 2 or more where the experts of {folder} are replicated, got 1; shard instead."
+        problems.append(Problem("parallelism", text, "data_parallel_shard_degree"))
     if degree > 1 and mesh.data_parallel_replicate_degree > 1:
         text = (
             "must be 1 where experts are sharded over ranks, got "

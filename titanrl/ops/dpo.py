@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from titanrl.ops.preference import smoothed_sigmoid_loss
+from titanrl.ops.sigmoid import sigmoid
 
 __all__ = [
     "SCORED",
@@ -103,12 +104,12 @@ def _hinge(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
 
 def _exo_pair(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
     e, ls = parameters.label_smoothing, torch.nn.functional.logsigmoid
-    wins, loses = torch.sigmoid(pair.logit), torch.sigmoid(-pair.logit)
+    wins, loses = sigmoid(pair.logit), sigmoid(-pair.logit)
     return wins * (ls(pair.logit) - math.log(1 - e)) + loses * (ls(-pair.logit) - math.log(e))
 
 
 def _discopop(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
-    gate = torch.sigmoid(pair.logit / parameters.tau)
+    gate = sigmoid(pair.logit / parameters.tau)
     logistic = -torch.nn.functional.logsigmoid(pair.logit)
     return (1 - gate) * logistic + gate * (-pair.logit).clamp(max=EXPONENT_CLAMP).exp()
 
@@ -133,11 +134,11 @@ def _sppo_hard(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
 
 
 def _apo_zero(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
-    return torch.sigmoid(-parameters.beta * pair.chosen) + torch.sigmoid(parameters.beta * pair.rejected)
+    return sigmoid(-parameters.beta * pair.chosen) + sigmoid(parameters.beta * pair.rejected)
 
 
 def _apo_down(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:
-    return torch.sigmoid(parameters.beta * pair.chosen) + torch.sigmoid(-pair.logit)
+    return sigmoid(parameters.beta * pair.chosen) + sigmoid(-pair.logit)
 
 
 def _sigmoid_norm(pair: PairRatios, parameters: Hyperparameters) -> torch.Tensor:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from titanrl.config.engine_tables import Checkpoint, Compile, Parallelism, Training
@@ -320,9 +321,11 @@ def _mesh_problems(
     world_size, dtype = world_size or mesh.least_ranks, training.mixed_precision_param
     if problems := mesh_problems(mesh, world_size):
         return problems
+    fixed = mesh.data_parallel_replicate_degree * mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree
+    resolved = replace(mesh, data_parallel_shard_degree=world_size // fixed)
     for folder in dict.fromkeys(folders.values()):
         try:
-            problems = model_problems(read_config(folder), mesh, folder, dtype)
+            problems = model_problems(read_config(folder), resolved, folder, dtype)
         except ConfigError:
             continue  # _model_problems reports the folder.
         if problems:

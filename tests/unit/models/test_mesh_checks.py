@@ -69,6 +69,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("qwen3_moe", {TENSOR: 2}, "must be a multiple of tensor_parallel_degree (2) for experts, got 1."),
         ("qwen3_moe", {EXPERT: 2, TENSOR: 2, "enable_sequence_parallel": False}, "must be true where"),
         ("qwen3_moe", {EXPERT: 2, REPLICATE: 2}, "must be 1 where experts are sharded over"),
+        ("qwen3_moe", {REPLICATE: 2, SHARD: 1}, "must be 2 or more where the experts of"),
+        ("qwen3_moe", {REPLICATE: 2, SHARD: 2}, ""),
         ("deepseek_v3", {EXPERT: 4, TENSOR: 4}, ""),
     ],
 )
