@@ -31,7 +31,7 @@ class IcePop:
     """Ratio of the token, or product of the ratios over its row."""
     low: Annotated[float, Range("[0, inf)")] = 0.5
     """Smallest ratio to keep, >= 0 and < high."""
-    high: float = 5.0
+    high: Annotated[float, Range("(0, inf]")] = 5.0
     """Largest ratio to keep; inf: no bound."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 

@@ -41,7 +41,7 @@ class Rejection:
     """Reduction over a row's tokens; max only for k2 and k3, because k1 has a sign."""
     low: Annotated[float, Range("[0, inf)")] = 0.0
     """Lower bound of the ratio; 0: none. Not used by k2 and k3."""
-    high: float = math.inf
+    high: Annotated[float, Range("(0, inf]")] = math.inf
     """Upper bound, > low: of the ratio for k1 (inf: none), in nats for k2 and k3 (finite)."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 

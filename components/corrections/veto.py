@@ -28,7 +28,7 @@ class Veto:
 
     low: Annotated[float, Range("(0, inf)")] = 1e-4
     """Smallest ratio that does not drop the row, > 0 and < high."""
-    high: float = 100.0
+    high: Annotated[float, Range("(0, inf]")] = 100.0
     """Largest ratio that does not drop the row."""
     in_keys: ClassVar[tuple[str, ...]] = ("old_logprob", "sampler_logprob")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from titanrl.components.kl.clamped import ClampedEstimator
-from titanrl.registry import register
+from titanrl.registry import Range, register
 
 EXPONENT_CLAMP = 80.0
 """Bound of -d inside exp, so that float32 stays finite when input_clamp is inf."""
@@ -31,7 +31,7 @@ class K3(ClampedEstimator):
     and NeMo-RL; TRL has none.
     """
 
-    output_clamp: float = 10.0
+    output_clamp: Annotated[float, Range("(0, inf]")] = 10.0
     """Bound of the value, nats."""
     matches: ClassVar[dict[str, str]] = {
         "value": "reverse KL",

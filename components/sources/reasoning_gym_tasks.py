@@ -9,16 +9,28 @@ import ast
 import importlib.util
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from titanrl.errors import did_you_mean
+from titanrl.registry.ranges import MAX_FLOAT, MAX_INT
 
 __all__ = ["check_task", "decode_entry", "encode_entry", "task_options"]
 
 REGISTERED = re.compile(r"register_dataset\(\s*([\w\"']+),\s*\w+,\s*(\w+)")
+TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = MappingProxyType(
+    {
+        "bool": ("true or false", bool),
+        "float": ("a number", (int, float)),
+        "int": ("an integer", int),
+        "list": ("an array", list),
+        "str": ("a string", str),
+    }
+)
+"""Declared type of a setting -> what its value must be, in words and as types."""
 NOT_OPTIONS = frozenset({"seed", "size"})
 """Settings for which the source has its own keys."""
 
@@ -61,36 +73,68 @@ def _task(dataset: str) -> tuple[Path, str] | None:
 
 
 @cache
-def task_options(dataset: str) -> frozenset[str]:
-    """Returns the settings of a task without `seed` and `size`; empty if they cannot be read."""
+def _option_types(dataset: str) -> Mapping[str, str]:
+    """Returns setting -> its declared type, as text; empty if the settings cannot be read."""
     task = _task(dataset)
     assert task is not None, dataset
     for node in ast.parse(task[0].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == task[1]:
-            fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
-            return frozenset(field.id for field in fields if isinstance(field, ast.Name)) - NOT_OPTIONS
-    return frozenset()
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            types = {each.target.id: each.annotation for each in fields if isinstance(each.target, ast.Name)}
+            return {name: ast.unparse(hint) for name, hint in types.items() if name not in NOT_OPTIONS}
+    return {}
 
 
-def check_task(dataset: str, options: Iterable[str] = ()) -> None:
-    """Checks the names of a task and of its settings; the task itself checks their values when it is
-    created.
+def task_options(dataset: str) -> frozenset[str]:
+    """Returns the settings of a task without `seed` and `size`; empty if they cannot be read."""
+    return frozenset(_option_types(dataset))
+
+
+def check_task(dataset: str, options: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Checks the names of a task and of its settings, and the types and sizes of their values; the task
+    itself checks the ranges of the values when it is created.
+
+    Args:
+        dataset: name of the task.
+        options: setting -> value.
 
     Raises:
-        ValueError: an unknown name; the message has the closest known one.
+        ValueError: an unknown name; the message has the closest known one. Or a value of another type than
+            the task declares, or of an absurd size.
     """
     if _task(dataset) is None:
         raise ValueError(
             f"dataset must be a task of reasoning-gym, got {dataset!r}{did_you_mean(dataset, _tasks())} "
             f"There are {len(_tasks())}, such as 'chain_sum' or 'countdown'."
         )
-    known = task_options(dataset)
-    for option in options:
+    known = _option_types(dataset)
+    for option, value in options.items():
         if known and option not in known:
             raise ValueError(
                 f"options.{option} is not a setting of the task {dataset!r}{did_you_mean(option, known)} "
                 f"Settings: {', '.join(sorted(known))}."
             )
+        if fault := _option_fault(known.get(option, ""), value):
+            raise ValueError(f"options.{option} {fault}, got {value!r:.80}.")
+
+
+def _option_fault(declared: str, value: object) -> str:
+    """Returns what is wrong with the value of a setting, or an empty string.
+
+    Args:
+        declared: type of the setting, as text; the value of one that is not a plain type can have any type.
+        value: the value.
+    """
+    numbers = value if isinstance(value, list) else [value]
+    for each in numbers:
+        if isinstance(each, float) and not abs(each) <= MAX_FLOAT:
+            return f"must be finite and of a size up to {MAX_FLOAT}"
+        if isinstance(each, int) and abs(each) > MAX_INT:
+            return f"must be of a size up to {MAX_INT}"
+    plain = re.sub(r"^Optional\[(.*)\]$", r"\1", declared)
+    text, types = TYPES.get(plain.partition("[")[0], ("", object))
+    is_bool_as_number = isinstance(value, bool) and plain in ("int", "float")
+    return "" if isinstance(value, types) and not is_bool_as_number else f"must be {text}"
 
 
 def encode_entry(entry: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 
@@ -14,8 +14,8 @@ from titanrl.config.json_schema import file_schema
 from titanrl.config.report_tables import Profile, Report
 from titanrl.config.tables import CriticOptimizer, Reward
 from titanrl.errors import ConfigError
-from titanrl.registry import Range, register, validated
-from titanrl.registry.decode import build
+from titanrl.registry import FOLDERS, Range, component_class, names, register, validated
+from titanrl.registry.decode import build, fields_of
 from titanrl.registry.ranges import ranges_of
 
 
@@ -139,3 +139,24 @@ def test_json_schema_has_the_bounds() -> None:
     assert tables["optimizer"]["properties"]["beta1"].items() >= {"minimum": 0, "exclusiveMaximum": 1}.items()
     assert tables["profile"]["properties"]["steps"]["items"]["minimum"] == 1
     assert "maximum" not in loop["steps"]
+
+
+def numeric_fields_without_range(cls: type) -> set[str]:
+    def is_numeric(hint: Any) -> bool:
+        return hint in (int, float) or any(map(is_numeric, get_args(hint)))
+
+    ranges = ranges_of(cls)
+    return {name for name, (_, hint) in fields_of(cls).items() if is_numeric(hint) and name not in ranges}
+
+
+@pytest.mark.parametrize("kind", sorted(FOLDERS))
+def test_every_number_of_a_component_has_a_range(kind: str) -> None:
+    for name in names(kind):
+        # The options of a task have the ranges that the task declares.
+        assert numeric_fields_without_range(component_class(kind, name)) <= {"options"}, name
+
+
+def test_field_that_is_declared_again_keeps_a_range() -> None:
+    for value in (-1.0, 0.0, math.nan):
+        with pytest.raises(ConfigError, match="output_clamp must be"):
+            build("kl", {"name": "k3", "output_clamp": value})

@@ -147,6 +147,12 @@ def test_options_are_read_without_the_package() -> None:
     ("keys", "message"),
     [
         ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
+        ({"options": {"max_digits": 1.5}}, "options.max_digits must be an integer, got 1.5"),
+        ({"options": {"max_digits": True}}, "options.max_digits must be an integer, got True"),
+        ({"options": {"max_digits": "2"}}, "options.max_digits must be an integer, got '2'"),
+        ({"options": {"max_digits": 1e308}}, "options.max_digits must be finite and of a size up to 1e"),
+        ({"options": {"max_terms": 10**11}}, "options.max_terms must be of a size up to 2147483647, got"),
+        ({"options": {"allow_negation": 1}}, "options.allow_negation must be true or false, got 1"),
         ({"options": {"max_term": 2}}, "options.max_term is not a setting of the task"),
         ({"size": 0}, "size must be in [1, inf)"),
         ({"seed": -1}, "seed must be in [0, inf)"),
