@@ -151,9 +151,13 @@ def numeric_fields_without_range(cls: type) -> set[str]:
 
 @pytest.mark.parametrize("kind", sorted(FOLDERS))
 def test_every_number_of_a_component_has_a_range(kind: str) -> None:
-    for name in names(kind):
+    # Other tests register components of their own in this process.
+    classes = [component_class(kind, name) for name in names(kind)]
+    built_in = [cls for cls in classes if cls.__module__.startswith("titanrl.components.")]
+    assert built_in
+    for cls in built_in:
         # The options of a task have the ranges that the task declares.
-        assert numeric_fields_without_range(component_class(kind, name)) <= {"options"}, name
+        assert numeric_fields_without_range(cls) <= {"options"}, cls
 
 
 def test_field_that_is_declared_again_keeps_a_range() -> None:
