@@ -23,10 +23,11 @@ def binary(rng: random.Random, mean: float, count: int) -> list[float]:
 
 
 def shaped(rng: random.Random, mean: float, count: int) -> list[float]:
-    """Half of the mean comes from scores of 1, the other half from a small score of every other response."""
+    """Half of the mean comes from scores of 1, the other half from partial credit of every other response."""
     share = mean / 2
     partial = (mean - share) / (1 - share)
-    return [1.0 if rng.random() < share else 2 * partial * rng.random() for _ in range(count)]
+    low, high = max(2 * partial - 1, 0.0), min(2 * partial, 1.0)
+    return [1.0 if rng.random() < share else rng.uniform(low, high) for _ in range(count)]
 
 
 def means(rng: random.Random, mean: float, count: int) -> list[float]:
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--trials", type=int, default=500)
     trials = parser.parse_args().trials
     counts = (20, 68, 200, 500)
     print(f"| scores | true mean | {' | '.join(f'{count} prompts' for count in counts)} |")

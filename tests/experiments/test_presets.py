@@ -163,6 +163,48 @@ ROWS = {
         samples=4,
         adds=PROMPTS + TEACHER,
     ),
+    "pkpo": Row(advantage="pkpo", loss="reinforce", aggregation="token_mean"),
+    "dgpo": Row(advantage="dgpo", loss="ppo_clip", aggregation="token_mean"),
+    "codapo": Row(advantage="codapo", loss="ppo_clip", aggregation="sequence_mean"),
+    "spo": Row(advantage="spo", loss="ppo_clip", aggregation="token_mean", samples=1),
+    "topr": Row(advantage="grpo(std=none)", loss="topr", aggregation="sequence_sum", old_logprob="sampler"),
+    "fipo": Row(advantage="grpo", loss="fipo(clip_high=0.28)", aggregation="token_mean"),
+    "real": Row(loss="real", aggregation="sequence_mean"),
+    "gvpo": Row(advantage="grpo(std=none)", loss="gvpo", aggregation="sequence_mean"),
+    "iw_opd": Row(loss="iw_opd", aggregation="token_mean", samples=4, adds=PROMPTS + TEACHER),
+    "prime_opd": Row(loss="prime_opd", aggregation="token_mean", samples=4, adds=PROMPTS + TEACHER),
+    "log_linear_proximal": Row(
+        advantage="grpo", loss="log_linear_proximal", aggregation="token_mean", old_logprob="sampler"
+    ),
+    "sdar": Row(advantage="grpo", loss="sdar", aggregation="token_mean", adds=PROMPTS + REWARDS + TEACHER),
+    "rlsd": Row(
+        advantage="rlsd", loss="ppo_clip", aggregation="token_mean", adds=PROMPTS + REWARDS + TEACHER
+    ),
+    "kimi_k25": Row(
+        advantage="grpo(std=none)",
+        loss="dppo_tv(low=0.1, high=0.1, symmetric=True, penalty=0.001)",
+        aggregation="token_mean",
+        old_logprob="sampler",
+    ),
+    "vaco": Row(
+        advantage="grpo", loss="ppo_clip", aggregation="token_mean", correction="vaco(threshold=0.05)"
+    ),
+    "mopd": Row(
+        advantage="teacher_kl",
+        loss="reinforce",
+        aggregation="token_mean",
+        correction="icepop",
+        samples=4,
+        adds=PROMPTS + TEACHER,
+    ),
+    "two_grpo": Row(advantage="grpo", loss="ppo_clip", aggregation="sequence_mean", samples=2),
+    "kdrl": Row(
+        advantage="grpo(std=none)",
+        loss="ppo_clip",
+        aggregation="token_mean",
+        kl="k1 advantage 0.002",
+        adds=PROMPTS + REWARDS + '[reference]\npath = "{folder}/teacher"\n',
+    ),
     "distill": Row(loss="topk_distill", aggregation="token_mean", top_k=64, adds=data("messages") + TEACHER),
     "dpo": dpo(),
     "cdpo": dpo("label_smoothing=0.1"),
@@ -179,6 +221,8 @@ ROWS = {
     "aot": dpo("variant=aot"),
     "aot_unpaired": dpo("variant=aot_unpaired"),
     "wpo": dpo("weighting=wpo"),
+    "iterative_rpo": dpo("nll_coefficient=1.0"),
+    "mpo": dpo("nll_coefficient=1.0, variants=('sigmoid', 'bco_pair'), weights=(0.8, 0.2)"),
     "online_dpo": Row(
         loss="dpo",
         aggregation="sequence_mean",
@@ -238,7 +282,8 @@ def _said(component: Any) -> str | None:
     differing = [
         f"{field.name}={getattr(component, field.name)}"
         for field in fields(component)
-        if getattr(component, field.name) != (field.default if field.default is not MISSING else None)
+        if field.init
+        and getattr(component, field.name) != (field.default if field.default is not MISSING else None)
     ]
     return name_of(component) + (f"({', '.join(differing)})" if differing else "")
 

@@ -28,8 +28,9 @@ def mean_interval(values: Sequence[float], prompts: Sequence[Hashable] | None = 
     """Returns the 95% interval of the mean of ``values``, one per prompt.
 
     - Scores of 0 and 1: Agresti and Coull's interval, whose coverage is at least .93 from 20 prompts on.
-    - Other values in [0, 1], such as shaped scores and means over several responses: the betting interval of
-      Waudby-Smith and Ramdas, which is valid for every distribution on [0, 1].
+    - Other values in [0, 1], such as shaped scores and means over several responses: the shorter of that
+      interval, because no other distribution on [0, 1] with this mean varies more, and of the betting
+      interval of Waudby-Smith and Ramdas, which is valid for all of them and short where they vary little.
     - Values outside [0, 1]: Student's t interval with cluster-robust errors, because no bound is known.
 
     Repeated prompts add no evidence: if the i-th unique prompt occurs m_i times among n, the number of
@@ -45,7 +46,7 @@ def mean_interval(values: Sequence[float], prompts: Sequence[Hashable] | None = 
     if set(values) <= {0.0, 1.0}:
         return _proportion(sum(values) / len(values), _effective_size(values, prompts))
     if min(values) >= 0 and max(values) <= 1:
-        return _betting(*_clusters(values, prompts))
+        return _bounded(values, prompts)
     return _student(values, prompts)
 
 
@@ -55,8 +56,8 @@ def difference_interval(
     """Returns the 95% interval of the mean of paired differences, one per prompt.
 
     Differences of binary scores, -1, 0 and 1, get Agresti and Min's adjusted Wald interval; others in
-    [-1, 1] the betting interval. Both have a positive width where all pairs agree. Repeated prompts count
-    as in ``mean_interval``.
+    [-1, 1] the interval that other scores have in ``mean_interval``. All have a positive width where all
+    pairs agree. Repeated prompts count as in ``mean_interval``.
 
     Args:
         differences: one per prompt.
@@ -69,9 +70,16 @@ def difference_interval(
         better, worse = (sum(each == sign for each in differences) * size / n for sign in (1.0, -1.0))
         return _paired_proportions(better, worse, size)
     if min(differences) >= -1 and max(differences) <= 1:
-        low, high = _betting(*_clusters([(each + 1) / 2 for each in differences], prompts))
+        low, high = _bounded([(each + 1) / 2 for each in differences], prompts)
         return 2 * low - 1, 2 * high - 1
     return _student(differences, prompts)
+
+
+def _bounded(values: Sequence[float], prompts: Sequence[Hashable] | None) -> tuple[float, float]:
+    """Returns the shorter of two intervals that are valid for values in [0, 1]."""
+    binary = _proportion(math.fsum(values) / len(values), _effective_size(values, prompts))
+    betting = _betting(*_clusters(values, prompts))
+    return min(binary, betting, key=lambda bounds: bounds[1] - bounds[0])
 
 
 def _effective_size(values: Sequence[float], prompts: Sequence[Hashable] | None) -> float:
