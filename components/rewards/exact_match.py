@@ -22,11 +22,11 @@ __all__ = ["ExactMatch"]
 class ExactMatch:
     r"""Exact match of the value extracted from the response with the reference answer: 1 if equal, else 0.
 
-    `extract` selects the value: `boxed` the content of the last balanced ``\boxed{...}``, `answer_tag` that
-    of the last ``<answer>...</answer>``, `whole` the entire response. On both sides, runs of white space
-    become one space, the ends are stripped and, with ignore_case, case is folded. `number` takes the last
-    number of each text without thousands separators and compares floats: `$1,234.50` is 1234.5, `10-5` is
-    5. A response without such a value scores 0.
+    `extract` selects the value: `boxed` the content of the last balanced ``\boxed{...}`` or ``\fbox{...}``,
+    `answer_tag` that of the last ``<answer>...</answer>``, `whole` the entire response. On both sides, runs
+    of white space become one space, the ends are stripped and, with ignore_case, case is folded. `number`
+    takes the last number of each text without thousands separators and compares floats: `$1,234.50` is
+    1234.5, `3/4` is 0.75, `1.5e3` is 1500, `10-5` is 5. A response without such a value scores 0.
 
     Source: the usual verifiable reward, e.g. arXiv 2501.12948 section 2.2.2.
     """

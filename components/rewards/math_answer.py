@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from titanrl.components.rewards.math_text import based_number, rewritten
 from titanrl.components.rewards.text import last_boxed, texts
 from titanrl.registry import Range, register
 from titanrl.runtime.worker_pool import map_with_timeout, max_map_seconds
@@ -22,12 +23,13 @@ __all__ = ["MathAnswer", "grade"]
 class MathAnswer:
     r"""Mathematical equivalence of response and reference answer by math-verify: 1 if equivalent, else 0.
 
-    The response's last balanced ``\boxed{...}`` is graded; without one, the value that math-verify extracts
-    from the text. The reference answer is parsed by the same rules; without a dollar sign or a box it is
-    parsed as a formula. Equivalence is tested in both directions, so the result does not depend on which
-    side is the reference. Texts that cannot be parsed are equivalent to nothing, not even to each other.
-    math-verify's own timeouts need the main thread's signals, so they are disabled; the worker pool
-    enforces the timeout.
+    The response's last balanced ``\boxed{...}`` is graded; without one, the value that math-verify
+    extracts from the text. The reference answer is parsed by the same rules; without a dollar sign or a
+    box it is parsed as a formula. Currency signs, spaces between groups of digits, ``1.5e3``, ``3 1/2``,
+    repeating decimals, the Unicode minus and bases such as ``1010_2`` are read on both sides. Equivalence
+    is tested in both directions, so the result does not depend on which side is the reference. Texts that
+    cannot be parsed are equivalent to nothing, not even to each other. math-verify's own timeouts need
+    the main thread's signals, so they are disabled; the worker pool enforces the timeout.
 
     Source: math-verify 0.9.
     """
@@ -63,8 +65,10 @@ def grade(response: str, reference: str) -> float:
     """
     from math_verify import verify
 
-    has_math = "$" in reference or last_boxed(reference) is not None
-    expected = _parse(reference if has_math else f"${reference}$")
+    if (verdict := _same_based_number(response, reference)) is not None:
+        return float(verdict)
+    has_math = "$" in reference.replace(r"\$", "") or last_boxed(reference) is not None
+    expected = _parse(reference if has_math else f"${rewritten(reference)}$")
     parsed = _parse(response)
     if not expected or not parsed:
         return 0.0
@@ -75,6 +79,21 @@ def grade(response: str, reference: str) -> float:
     )
 
 
+def _same_based_number(response: str, reference: str) -> bool | None:
+    """Returns whether both are the same number in the same base; None if the reference has no base.
+
+    A response without a base is compared digit by digit.
+    """
+    expected = based_number(last_boxed(reference) or reference)
+    if expected is None:
+        return None
+    text = last_boxed(response) or response
+    if (found := based_number(text)) is not None:
+        return found == expected
+    digits = "".join(text.replace("$", "").split())
+    return digits.isalnum() and based_number(f"{digits}_{expected[1]}") == expected
+
+
 def _parse(text: str) -> list[Any]:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
@@ -82,9 +101,10 @@ def _parse(text: str) -> list[Any]:
     if boxed is not None:
         # The content of a box is a formula; the plain-text parser would extract single numbers from text
         # that is not valid LaTeX.
-        text, targets = f"${' '.join(boxed.replace('$', ' ').split())}$", [LatexExtractionConfig()]
+        boxed = rewritten(boxed).replace("$", " ")
+        text, targets = f"${' '.join(boxed.split())}$", [LatexExtractionConfig()]
     else:
-        targets = [LatexExtractionConfig(), ExprExtractionConfig()]
+        text, targets = rewritten(text), [LatexExtractionConfig(), ExprExtractionConfig()]
     expressions: list[Any] = parse(
         text, extraction_config=targets, fallback_mode="no_fallback", parsing_timeout=None
     )

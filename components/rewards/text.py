@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["last_boxed", "last_number", "last_number_text", "last_tag", "texts"]
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+")
-BOXED = re.compile(r"\\boxed\s*\{")
+VALUE = re.compile(
+    r"(?<![\w./])[-+]?\d+/0*[1-9]\d*(?![\w/]|\.\d)"
+    r"|(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?![\w.]))?"
+)
+"""A fraction, or a number with an exponent or without."""
+MINUS = str.maketrans("\u2212\u2010\u2011\uff0d", "----")
+BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 BRACES = re.compile(r"[{}]")
 
 
@@ -23,7 +29,7 @@ def texts(batch: TensorDict, name: str) -> list[str]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last balanced ``\boxed{...}``; None if there is none.
+    r"""Returns the content of the last balanced ``\boxed{...}`` or ``\fbox{...}``; None if there is none.
 
     White space before the brace is allowed, nested braces are matched, an unclosed box is ignored.
     """
@@ -45,9 +51,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> float | None:
-    """Returns the last number in ``text`` without thousands separators; None if there is none."""
-    number = last_number_text(text)
-    return None if number is None else float(number)
+    """Returns the last number in ``text``; None if there is none.
+
+    Thousands separators are removed; ``3/4``, ``1.5e3`` and the Unicode minus are read.
+    """
+    numbers = [match[0] for match in VALUE.finditer(text.translate(MINUS))]
+    if not numbers:
+        return None
+    above, slash, below = numbers[-1].replace(",", "").partition("/")
+    return float(above) / float(below) if slash else float(above)
 
 
 def last_number_text(text: str) -> str | None:
