@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.distributed.torchrun import launch
+from tests.distributed.torchrun import train_on_ranks
 from titanrl.engine.export import export_run
 from titanrl.models import tiny
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "runs_worker.py"
 FILE = """
 base = "{root}/experiments/algorithms/{preset}.toml"
 [run]
@@ -120,16 +118,8 @@ def runs(folder: Path) -> dict[str, Path]:
     done: dict[str, Path] = {}
     alone = {kind: (kind, []) for kind in ("grpo", "ppo", "shared", "dpo", "mixture")}
     for processes, cases in ((1, alone), (2, RUNS)):
-        place = folder / str(processes)
-        place.mkdir()
-        table: dict[str, Any] = {
-            name: [str(folder / f"{kind}.toml"), [*overrides, f"run.name={name}"]]
-            for name, (kind, overrides) in cases.items()
-        }
-        (place / "runs.json").write_text(json.dumps(table))
-        actual = launch(WORKER, place, processes, timeout_seconds=500)
-        assert all(each == actual[0] for each in actual)
-        done |= {name: Path(run) for name, run in actual[0].items()}
+        files = {name: (folder / f"{kind}.toml", overrides) for name, (kind, overrides) in cases.items()}
+        done |= train_on_ranks(folder / str(processes), processes, files, timeout_seconds=500)
     return done
 
 

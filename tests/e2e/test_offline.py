@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_training import ROOT, assert_resumes_bitwise, command, lines, weights
+from tests.distributed.torchrun import train_on_ranks
+from tests.e2e.test_training import ROOT, assert_resumes_bitwise, lines, weights
 from titanrl.config import load
 from titanrl.errors import ConfigError
 from titanrl.models import tiny
@@ -92,26 +92,29 @@ def test_workers_do_not_change_a_run_and_it_resumes_bitwise(
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("preset", ["sft", "dpo", "kto"])
-def test_two_processes_give_the_run_of_one(write: Any, preset: str, tmp_path: Path) -> None:
-    file, runs = write(preset), {}
-    for nproc in (1, 2):
-        name = f"of{nproc}"
-        arguments = ["--nproc", str(nproc), "--set", f"run.name={name}", "--set", "loop.steps=3"]
-        if preset == "dpo":  # kto scores its reference in each step
-            arguments += ["--set", f"reference.cache={tmp_path}/{name}"]
-        done = subprocess.run(
-            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        runs[nproc] = lines(tmp_path / "runs" / name)
-    for one, two in zip(runs[1], runs[2], strict=True):
-        assert one.keys() - {"time/"} == two.keys() - {"time/"}
-        for key in one:
-            if key.endswith("accuracy") and one["step"] <= 1:
-                continue  # The policy is its reference: all margins are 0, and rounding has the say.
-            if not key.startswith("time/") and key != "update/computed_tokens":
-                assert two[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), (one["step"], key)
+def test_two_processes_give_the_run_of_one(write: Any, tmp_path: Path) -> None:
+    presets = ("sft", "dpo", "kto")
+    # kto scores its reference in each step.
+    cache = {preset: [f"reference.cache={tmp_path}/"] if preset == "dpo" else [] for preset in presets}
+
+    def runs(name: str) -> dict[str, tuple[Path, list[str]]]:
+        return {
+            f"{preset}_{name}": (write(preset), ["loop.steps=3", *(each + name for each in cache[preset])])
+            for preset in presets
+        }
+
+    alone = [
+        train(load(file, [*overrides, f"run.name={name}"])) for name, (file, overrides) in runs("one").items()
+    ]
+    together = train_on_ranks(tmp_path / "ranks", 2, runs("two")).values()
+    for run_of_one, run_of_two in zip(alone, together, strict=True):
+        for one, two in zip(lines(run_of_one), lines(run_of_two), strict=True):
+            assert one.keys() - {"time/"} == two.keys() - {"time/"}
+            for key in one:
+                if key.endswith("accuracy") and one["step"] <= 1:
+                    continue  # The policy is its reference: all margins are 0, and rounding has the say.
+                if not key.startswith("time/") and key != "update/computed_tokens":
+                    assert two[key] == pytest.approx(one[key], rel=2e-4, abs=2e-5), (one["step"], key)
 
 
 def test_supervised_loss_nears_zero_on_a_few_examples(write: Any, tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.test_training import FILE, ROOT, assert_resumes_bitwise, command, lines
+from tests.distributed.torchrun import train_on_ranks
+from tests.e2e.test_training import FILE, ROOT, assert_resumes_bitwise, lines
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.engine.export import export_run
@@ -141,15 +141,10 @@ def test_shared_critic_learns_on_the_policys_backbone(file, tmp_path):
 @pytest.mark.distributed
 def test_two_processes_give_the_run_of_one(file, tmp_path):
     runs, exported = {}, {}
-    for nproc in (1, 2):
-        name = f"of{nproc}"
-        arguments = ("--nproc", str(nproc), "--set", f"run.name={name}", "--set", "evaluation=")
-        done = subprocess.run(
-            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        runs[nproc] = lines(tmp_path / "runs" / name)
-        exported[nproc] = both(tmp_path / "runs" / name, tmp_path / name)
+    found = {1: train(load(file, ["run.name=of1", "evaluation="]))}
+    found[2] = train_on_ranks(tmp_path / "ranks", 2, {"of2": (file, ["evaluation="])})["of2"]
+    for nproc, run in found.items():
+        runs[nproc], exported[nproc] = lines(run), both(run, tmp_path / run.name)
     keys = (
         "reward/mean",
         "loss/total",

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.distributed.torchrun import train_on_ranks
 from tests.metrics_page import documented_metrics
 from titanrl.config import load
 from titanrl.engine.export import export_run
@@ -163,14 +164,10 @@ def test_killed_process_resumes_to_the_same_weights_bitwise(file, tmp_path):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_give_the_run_of_one(file, tmp_path):
-    runs = {}
-    for name, nproc in (("one", 1), ("two", 2), ("again", 2)):
-        arguments = ("--nproc", str(nproc), "--set", f"run.name={name}", "--set", "loop.steps=3")
-        done = subprocess.run(
-            command(file, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        runs[name] = lines(tmp_path / "runs" / name)
+    overrides = ["loop.steps=3"]
+    found = {"one": train(load(file, [*overrides, "run.name=one"]))}
+    found |= train_on_ranks(tmp_path / "ranks", 2, dict.fromkeys(("two", "again"), (file, overrides)))
+    runs = {name: lines(run) for name, run in found.items()}
     for two, again in zip(runs["two"], runs["again"], strict=True):
         timeless = [{k: v for k, v in row.items() if not k.startswith("time")} for row in (two, again)]
         assert timeless[0] == timeless[1], "equal runs of the same ranks are equal bit by bit"
