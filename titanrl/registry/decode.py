@@ -131,6 +131,12 @@ def _component(kind: str, value: Any) -> Any:
 
 def _named(kind: str, value: Any) -> tuple[type, dict[str, Any]]:
     """Returns the class with the registered ``name``, and the other keys."""
+    if isinstance(value, str):
+        raise ConfigError(
+            Problem(
+                "", f"must be a table, got {format_value(value)}; write name = {format_value(value)} in it."
+            )
+        )
     rest = dict(_as_table(value))
     name = rest.pop("name", None)
     known = names(kind)
