@@ -214,7 +214,7 @@ def test_resolved_experiment_file_reproduces_the_run(file, tmp_path):
 
 
 def test_batch_of_equal_rewards_does_not_change_the_policy_and_is_counted(file, tmp_path):
-    overrides = ["reward=[{name='exact_match'}]", "drop=['algorithm.kl','reference']", "loop.steps=1"]
+    overrides = ["reward=[{name='exact_match'}]", "algorithm.kl=", "reference=", "loop.steps=1"]
     run = train(load(file, overrides))
     (row,) = (row for row in lines(run) if row["step"] == 1)
     assert row["update/skipped"] == 1.0

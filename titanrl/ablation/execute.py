@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,8 @@ __all__ = ["Execution", "Failure", "Slot", "execute", "log_file", "split_machine
 POLL_SECONDS = 0.2
 STOP_MARGIN_SECONDS = 5.0
 """Time to wait for a run that was asked to stop, beyond its own limit."""
+MAX_SOCKET_FOLDER = 64
+"""Longest temporary folder, bytes: a socket's path has 107 at most, and multiprocessing adds up to 43."""
 PRELOADED = ("titanrl.training.online", "titanrl.report.curves", "matplotlib.backends.backend_agg")
 """Modules that every run imports. A fork server imports them once, and each run is forked from it."""
 
@@ -165,9 +169,21 @@ def _context(*, has_gpus: bool) -> BaseContext:
 
     With GPUs nothing is preloaded, because an initialized CUDA driver cannot be forked.
     """
+    _choose_socket_folder()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([] if has_gpus else list(PRELOADED))
     return context
+
+
+def _choose_socket_folder() -> None:
+    """Let multiprocessing keep its sockets in /tmp if the temporary folder's path is too long for them."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER:
+        tempfile.tempdir = "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()  # Made once per process.
+        finally:
+            tempfile.tempdir = folder
 
 
 def _start(context: BaseContext, run: PlannedRun, slot: Slot, nproc: int) -> BaseProcess:
