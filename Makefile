@@ -37,7 +37,7 @@ train: $(INSTALLED) models/$(MODEL)/config.json
 test: $(INSTALLED) models/$(MODEL)/config.json
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
-# The unit and architecture tests that take about a second at most; under a minute in all.
+# The unit and architecture tests that take about a second at most; one to two minutes in all.
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not distributed and not vllm and not sweep" \
 	  $(PYTEST_ARGS) tests/unit
