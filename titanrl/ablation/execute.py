@@ -179,7 +179,7 @@ def _choose_socket_folder() -> None:
     """Let multiprocessing keep its sockets in /tmp if the temporary folder's path is too long for them."""
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER:
-        tempfile.tempdir = "/tmp"
+        tempfile.tempdir = "/tmp"  # nosec B108: multiprocessing makes a private folder in it
         try:
             multiprocessing.util.get_temp_dir()  # Made once per process.
         finally:
