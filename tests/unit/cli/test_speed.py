@@ -35,7 +35,7 @@ assert not heavy, heavy
     ],
     ids=" ".join,
 )
-def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
+def test_reading_settings_loads_no_framework_and_takes_under_three_seconds(
     file: Path, arguments: list[str]
 ) -> None:
     command = [sys.executable, "-c", PROBE, *(str(file) if word == "FILE" else word for word in arguments)]
@@ -45,7 +45,7 @@ def test_reading_settings_loads_no_framework_and_takes_under_two_seconds(
     assert result.returncode == 0, result.stderr + result.stdout
     # Processor time, so that a busy machine does not fail it.
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds < 2.0
+    assert seconds < 3.0
 
 
 WAKING = """
