@@ -88,6 +88,9 @@ def step(chosen: Algorithm) -> TensorDict:
     batch["reward"] = torch.rand(rows, generator=generator)
     batch["returns"] = torch.rand(rows, length, generator=generator)
     batch["reference_point"] = torch.full((rows,), 0.125)
+    batch["current_version"] = torch.full((rows,), 7, dtype=torch.int32)
+    versions = torch.randint(0, 8, (rows, length), generator=generator, dtype=torch.int32)
+    batch["policy_version_token"] = torch.where(batch["loss_mask"], versions, -1)
     batch["candidate_ids"] = torch.zeros(rows, length, 3, dtype=torch.int64)
     if chosen.advantage is not None:
         del batch["token_reward"]  # Else they are labels of the data's own.
