@@ -90,6 +90,14 @@ KINDS = {
         "A sampler generates responses. It is a live resource rather than a formula, so it has no golden "
         "cases; tests/unit/samplers and tests/e2e start each one.",
     ),
+    "environment": Kind(
+        "Environments",
+        "[environment]",
+        "settings.start(context) -> a live environment; await environment.run(row, ask) -> Trajectory",
+        "An environment answers a prompt over several turns: it asks the policy, reacts, and gives a reward. "
+        "`max_turns`, `timeout_seconds` and `concurrency` are keys of every environment. See "
+        "[Write an environment](../write-an-environment.md).",
+    ),
     "source": Kind(
         "Sources",
         "[prompts] or [data]; [evaluation.prompts] or [evaluation.data]",

@@ -57,7 +57,7 @@ def run(folder: Path, overrides: list[str]) -> dict[str, Any]:
     ) as session:
         session.sampler.load(session.engine.weights(), version=0)
         rows = session.loader.next_batch(2, 2)
-        batch, _ = sample(session, rows, 0)
+        batch, _, _ = sample(session, rows, 0)
         scored, _ = score(session, batch, on_policy=True)
         rollouts = generate_and_score(session, rows, step=0, seed=0)
         try:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from titanrl.algorithm.pairs import to_preference_pairs
+from titanrl.algorithm.rollouts import JoinedRollouts, join_rollouts
 from titanrl.algorithm.token_rewards import add_token_rewards
+from titanrl.errors import TrainingError
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import masked_mean, where0
 from titanrl.ops.mismatch import correction_result
 from titanrl.ops.sequence import is_last_loss_token
-from titanrl.registry import declared
+from titanrl.registry import declared, name_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -39,25 +41,29 @@ class SelectedRows(NamedTuple):
     rows: TensorDict
     """The rows to train on; for losses on pairs, sampled rows arranged in pairs."""
     num_kept: int
-    """Number of rows that pass the filters."""
+    """Number of rollouts that pass the filters; rows, where each is a rollout."""
 
 
 @torch.no_grad()
 def select_rows(batch: TensorDict, algorithm: Algorithm) -> SelectedRows:
     """Returns the scored rows that pass the filters.
 
-    Each filter sees the unfiltered batch, and a row must pass all filters. For losses on pairs, sampled rows
-    are arranged in pairs: see ``to_preference_pairs``.
+    Each filter sees the unfiltered batch, and a row must pass all filters. A rollout with several rows passes
+    or fails as one. For losses on pairs, sampled rows are arranged in pairs: see ``to_preference_pairs``.
 
     Args:
         batch: N rows after stage `score`, in any order within a group.
         algorithm: the [algorithm] table.
     """
     if algorithm.filter:
-        batch = batch[torch.stack([row_filter(batch) for row_filter in algorithm.filter]).all(0)]
+        rollouts = _rollouts(batch, algorithm)
+        seen = batch if rollouts is None else rollouts.batch
+        passes = torch.stack([row_filter(seen) for row_filter in algorithm.filter]).all(0)
+        batch = batch[passes if rollouts is None else rollouts.spread(passes)]
     if bool((unscored := unscored_rows(batch)).any()):
         batch = batch[~unscored]
-    num_kept = len(batch)
+    kept = _rollouts(batch, algorithm)
+    num_kept = len(batch) if kept is None else len(kept.batch)
     if algorithm.pairs_responses and "reward" in batch:  # Offline data has its pairs already.
         batch = to_preference_pairs(batch)
     return SelectedRows(batch, num_kept)
@@ -81,7 +87,8 @@ def compute_advantages(
     The following steps run if a component reads their result or a table configures them: reward scaling;
     token_reward (the reward on the last loss token, minus the KL-in-reward); advantage (minus the
     KL-in-advantage) and returns; and the corrections, combined into correction_weight and keep. Tokens that a
-    selecting correction drops leave loss_mask.
+    selecting correction drops leave loss_mask. A rollout with several rows counts once, as one row that holds
+    the loss tokens of all its rows, unless the advantage compares turns.
 
     Args:
         batch: N rows after stage `score`, in any order within a group.
@@ -92,6 +99,39 @@ def compute_advantages(
         A new batch, which may be empty, and metrics; a metric without values to average is absent.
     """
     selected = select_rows(batch, algorithm) if selected is None else selected
+    rollouts = _rollouts(selected.rows, algorithm)
+    if rollouts is not None:
+        scored = _rollouts(batch, algorithm)
+        assert scored is not None
+        kept = SelectedRows(rollouts.batch, selected.num_kept)
+        result, metrics = _compute(scored.batch, algorithm, kept)
+        return rollouts.spread_into(selected.rows, result, _ESTIMATED_KEYS), metrics
+    scored = _rollouts(batch, algorithm)
+    return _compute(batch if scored is None else scored.batch, algorithm, selected)
+
+
+_ESTIMATED_KEYS = (
+    "loss_mask",
+    "reward",
+    "baseline_reward",
+    "token_reward",
+    "advantage",
+    "returns",
+    "correction_weight",
+    "keep",
+)
+"""Keys that ``compute_advantages`` sets."""
+
+
+def _rollouts(batch: TensorDict, algorithm: Algorithm) -> JoinedRollouts | None:
+    """Returns the rollouts whose rows count as one; None if every row counts for itself."""
+    return None if algorithm.compares_turns else join_rollouts(batch)
+
+
+def _compute(
+    batch: TensorDict, algorithm: Algorithm, selected: SelectedRows
+) -> tuple[TensorDict, dict[str, float]]:
+    """Returns the selected rows with the keys of stage `estimate`, and metrics; each row counts once."""
     metrics = _group_metrics(batch) if batch.get("reward", None) is not None else {}
     scaling = algorithm.reward_scaling
     if scaling is not None:
@@ -137,10 +177,21 @@ def compute_loss_weights(minibatch: TensorDict, algorithm: Algorithm) -> TensorD
         minibatch: [N, L] all rows of the step, from every rank and micro-batch.
         algorithm: the [algorithm] table.
     """
-    mask = minibatch["loss_mask"]
+    rollouts = _rollouts(minibatch, algorithm)
+    rows = minibatch if rollouts is None else rollouts.batch
+    mask = rows["loss_mask"]
     if algorithm.denominator == "kept":
-        mask = mask & minibatch["keep"]
-    return minibatch.copy().set("loss_weight", algorithm.aggregation(mask, minibatch["group_id"]))
+        mask = mask & rows["keep"]
+    weight = algorithm.aggregation(mask, rows["group_id"])
+    if rollouts is not None:
+        if declared(algorithm.loss, "couples_group") or declared(algorithm.loss, "couples_step"):
+            raise TrainingError(
+                f"loss {name_of(algorithm.loss)!r} compares whole responses, and a rollout of this step has "
+                "several rows, because its chat template or its environment rewrites earlier turns; choose "
+                "a loss per token, or a template that keeps earlier turns."
+            )
+        weight = rollouts.spread(weight)
+    return minibatch.copy().set("loss_weight", weight)
 
 
 def _reads_token_reward(algorithm: Algorithm) -> bool:

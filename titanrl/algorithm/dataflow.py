@@ -35,6 +35,20 @@ ROLLOUT_KEYS: tuple[BatchKey, ...] = (
 )
 """Keys that stage `sample` writes in every online run."""
 
+ENVIRONMENT_KEYS: tuple[BatchKey, ...] = (
+    "rollout_id",
+    "episode_id",
+    "turn_id",
+    "agent_id",
+    "state_id",
+    "step_reward",
+    "num_turns",
+    "input_length",
+    ("text", "transcript"),
+    ("text", "outcome"),
+)
+"""Keys that stage `sample` also writes where rollouts run in an environment."""
+
 EXAMPLE_KEYS: tuple[BatchKey, ...] = ("input_ids", "labels", "loss_mask", "group_id", "row_id")
 """Keys that every source of offline data writes in place of stage `sample`; its out_keys are added."""
 
@@ -106,6 +120,7 @@ def dataflow_nodes(
     *,
     prompts: Any = None,
     sampler: Any = None,
+    in_environment: bool = False,
 ) -> tuple[Node, ...]:
     """Returns every node of a step in execution order.
 
@@ -117,9 +132,11 @@ def dataflow_nodes(
         critic: loss of the critic; None: no critic.
         prompts: source of the prompts; None: offline.
         sampler: settings of the sampler; None: offline.
+        in_environment: whether rollouts run in an [environment].
     """
     if data is None:
-        added = (*out_keys(prompts), *out_keys(sampler))
+        added: tuple[BatchKey, ...] = (*out_keys(prompts), *out_keys(sampler))
+        added += tuple(key for key in ENVIRONMENT_KEYS if in_environment and key not in added)
         rows = Node("sample", "sampler", "sampler", (), (*ROLLOUT_KEYS, *added))
     else:
         rewards = ()
@@ -314,6 +331,8 @@ def _remedy(key: BatchKey, nodes: Sequence[Node]) -> str:
         return "; add an [algorithm.advantage] table."
     if key in ("keep", "correction_weight"):
         return "; add an [[algorithm.correction]]."
+    if key in ENVIRONMENT_KEYS:
+        return "; add an [environment], whose rollouts write it, or choose another component."
     if key == "token_reward":
         return "; add an [algorithm.advantage] that reads it."
     if key in KEYS:

@@ -20,6 +20,9 @@ from titanrl.registry.decode import Component, Flattened, build
 
 __all__ = ["Algorithm", "KLTerm"]
 
+TURN_KEYS = frozenset({"turn_id", "state_id", "step_reward"})
+"""Batch keys whose reader compares the turns of a rollout."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLTerm:
@@ -113,6 +116,11 @@ class Algorithm:
         An estimator class that does not compare them declares ``is_group_relative = False``.
         """
         return self.advantage is not None and declared(self.advantage, "is_group_relative")
+
+    @property
+    def compares_turns(self) -> bool:
+        """Whether the advantage compares turns of a rollout, so that each turn is a row of its own."""
+        return bool(TURN_KEYS.intersection(declared(self.advantage, "in_keys")))
 
     @property
     def pairs_responses(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from titanrl.algorithm.dataflow import check_dataflow, dataflow_nodes, label
 from titanrl.algorithm.table import Algorithm, controls_entropy
 from titanrl.config.data_checks import DATA_CHECKS
+from titanrl.config.environment import environment_problems
 from titanrl.config.report_tables import profile_problems
 from titanrl.config.rft import rft_problems
 from titanrl.config.role_checks import ROLE_CHECKS
@@ -20,6 +21,7 @@ from titanrl.registry.ranges import ranges_of
 
 if TYPE_CHECKING:
     from titanrl.config.engine_tables import Checkpoint, Parallelism, Training
+    from titanrl.config.environment import EnvironmentTable
     from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Teacher
     from titanrl.protocols import DataSettings, SamplerSettings, SourceSettings
 
@@ -45,12 +47,22 @@ def _dataflow(
     critic: Critic | None,
     prompts: SourceSettings | None,
     sampler: SamplerSettings | None,
+    environment: EnvironmentTable | None,
 ) -> list[Problem]:
     tables = {"reference": reference, "teacher": teacher}
     roles = [name for name, table in tables.items() if table is not None]
     rewards = [(each.label, each.component) for each in reward]
     loss = None if critic is None else critic.loss
-    nodes = dataflow_nodes(algorithm, rewards, roles, data, loss, prompts=prompts, sampler=sampler)
+    nodes = dataflow_nodes(
+        algorithm,
+        rewards,
+        roles,
+        data,
+        loss,
+        prompts=prompts,
+        sampler=sampler,
+        in_environment=environment is not None,
+    )
     return check_dataflow(nodes)
 
 
@@ -286,6 +298,7 @@ CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     *ROLE_CHECKS,
     _best_checkpoint_is_measured,
     rft_problems,
+    environment_problems,
     profile_problems,
     _loop_kind,
     _dataflow,

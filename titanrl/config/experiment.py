@@ -19,6 +19,7 @@ from titanrl.config.engine_tables import (
     Parallelism,
     Training,
 )
+from titanrl.config.environment import EnvironmentTable
 from titanrl.config.report_tables import Profile, Report
 from titanrl.config.rft import RFT
 from titanrl.config.tables import Critic, Evaluation, Loop, Model, Reference, Reward, Run, Teacher
@@ -50,6 +51,8 @@ class Experiment:
     """Source of existing examples, offline; either this or prompts."""
     sampler: Annotated[SamplerSettings, Component("sampler")] | None = None
     """Sampler of responses, for prompts and evaluation.prompts."""
+    environment: Annotated[EnvironmentTable, Flattened("environment")] | None = None
+    """Environment in which prompts are answered over several turns. Default: one response to each prompt."""
     reward: tuple[Annotated[Reward, Flattened("reward")], ...] = ()
     """Reward of a sampled response: a weighted sum of reward functions."""
     algorithm: Algorithm
@@ -146,7 +149,14 @@ class Experiment:
         rewards = [(each.label, each.component) for each in self.reward]
         critic = None if self.critic is None else self.critic.loss
         return dataflow_nodes(
-            self.algorithm, rewards, roles, self.data, critic, prompts=self.prompts, sampler=self.sampler
+            self.algorithm,
+            rewards,
+            roles,
+            self.data,
+            critic,
+            prompts=self.prompts,
+            sampler=self.sampler,
+            in_environment=self.environment is not None,
         )
 
     def scored_keys(self) -> tuple[frozenset[str], bool]:

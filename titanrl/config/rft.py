@@ -10,6 +10,7 @@ from titanrl.errors import Problem, did_you_mean
 from titanrl.registry import Range, validated
 
 if TYPE_CHECKING:
+    from titanrl.config.environment import EnvironmentTable
     from titanrl.config.tables import Reward
     from titanrl.protocols import DataSettings
 
@@ -71,10 +72,18 @@ class RFT:
             raise ValueError(f"{key} is not used with write = {self.write!r}; leave it out.")
 
 
-def rft_problems(rft: RFT | None, data: DataSettings | None, reward: tuple[Reward, ...]) -> list[Problem]:
+def rft_problems(
+    rft: RFT | None,
+    data: DataSettings | None,
+    reward: tuple[Reward, ...],
+    environment: EnvironmentTable | None,
+) -> list[Problem]:
     """Returns what is wrong between [rft] and other tables."""
     if rft is None:
         return []
+    if environment is not None:
+        text = "must be absent with [environment], whose rollouts are no single responses; remove it."
+        return [Problem("rft", text)]
     if data is not None:
         return [Problem("rft", "must be absent with [data]; it samples responses for [prompts].")]
     if not reward:

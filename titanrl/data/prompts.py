@@ -63,6 +63,8 @@ class TokenizedPrompt(NamedTuple):
     source: str
     conversation: str
     """The whole prompt as text."""
+    messages: Messages | str = ""
+    """The prompt before it was rendered."""
 
 
 class PromptReport(NamedTuple):
@@ -143,6 +145,7 @@ class PromptLoader:
                     source=prompt.source,
                     extras={key: prompt.columns[key] for key in self._out_keys},
                     conversation=prompt.conversation,
+                    messages=prompt.messages,
                 )
                 for sample_index in range(samples)
             ]
@@ -232,6 +235,7 @@ def _read(
         prompt_id(origin, prompt),
         origin,
         conversation_text(prompt.messages),
+        prompt.messages,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titanrl.errors import ConfigError
 from titanrl.models.config_file import read_json
@@ -53,12 +53,19 @@ class ChatTokenizer:
             # tokenizers refuses text that UTF-8 cannot hold with a message about types.
             raise ValueError("has an unpaired surrogate, which is no character; remove it.") from None
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return chat messages as the template renders them.
 
         Args:
             messages: the chat.
             add_generation_prompt: whether the text ends with the header of an assistant turn.
+            tools: schemas of the functions that the model may call.
 
         Raises:
             ConfigError: there is no template.
@@ -73,7 +80,10 @@ class ChatTokenizer:
             )
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
             )
         except TemplateError as error:
             raise ValueError(f"is rejected by the chat template: {error}.") from error

@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-__all__ = ["sample_seed", "uniforms"]
+__all__ = ["sample_seed", "turn_seed", "uniforms"]
 
 GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's increment, 2^64 over the golden ratio."""
@@ -24,6 +24,17 @@ def sample_seed(seed: int, step: int, group: int, sample: int) -> int:
     """
     numbers = struct.pack("<4q", seed, step, group, sample)
     return int.from_bytes(hashlib.blake2b(numbers, digest_size=8, person=b"titanrl").digest(), "little") >> 1
+
+
+def turn_seed(seed: int, turn: int, agent: int = 0) -> int:
+    """Returns the seed of one turn of a rollout, in [0, 2^63); that of the first turn is ``seed`` itself.
+
+    Args:
+        seed: of the rollout's first turn.
+        turn: number of the turn among those of its agent.
+        agent: the agent that acts.
+    """
+    return seed if turn == agent == 0 else sample_seed(seed, turn, agent, 1)
 
 
 def uniforms(seeds: torch.Tensor, position: int | torch.Tensor) -> torch.Tensor:

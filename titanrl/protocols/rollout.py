@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from titanrl.protocols.sources import NO_COLUMNS
+from titanrl.protocols.sources import NO_COLUMNS, Messages
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,10 @@ class RolloutRequest(NamedTuple):
     """Registered batch key that the source's ``out_keys`` name -> the row's value."""
     conversation: str = ""
     """The whole prompt as text, a chat with the role of each message; empty: ``text`` is the whole prompt."""
+    messages: Messages | str = ""
+    """The prompt before it was rendered, for environments."""
+    turn: int = 0
+    """Number of requests of its rollout and agent before this one."""
 
 
 NO_EXTRAS: Mapping[str, Any] = {}

@@ -40,6 +40,7 @@ FOLDERS = MappingProxyType(
         "reward": "rewards",
         "sampler": "samplers",
         "source": "sources",
+        "environment": "environments",
     }
 )
 """Each kind of component, and the folder of ``components/`` that holds the built-in ones."""

@@ -113,6 +113,7 @@ _DECLARATIONS: dict[str, dict[str, Declaration]] = {
         "requires": REQUIRES,
     },
     "sampler": {"out_keys": OUT_KEYS, "requires": REQUIRES},
+    "environment": {"requires": REQUIRES},
     "source": {
         "out_keys": OUT_KEYS,
         "is_paired": Declaration(
@@ -141,12 +142,14 @@ METHODS = MappingProxyType(
         "reward": "__call__(self, batch)",
         "sampler": "start(self, context)",
         "source": "open(self)",
+        "environment": "start(self, context)",
     }
 )
 """Kind of component -> the method that does its work."""
 
-STATELESS = ("source",)
-"""Kinds whose components may have no state: a source's position is the loader's."""
+STATELESS = ("source", "environment")
+"""Kinds whose components may have no state: a source's position is the loader's, and unfinished rollouts
+begin again."""
 
 DEFAULTS: dict[str, Any] = {
     name: each.default for declarations in DECLARATIONS.values() for name, each in declarations.items()
@@ -198,9 +201,7 @@ def _check_state(kind: str, label: str, cls: type) -> None:
     has = {name: hasattr(cls, name) for name in ("state_dict", "load_state_dict", "on_step_end")}
     if kind in STATELESS and any(has.values()):
         method = next(name for name in has if has[name])
-        raise TypeError(
-            f"{label}: {with_article(kind)} has no state, got {method}(); its position is kept by the loader."
-        )
+        raise TypeError(f"{label}: {with_article(kind)} has no state, got {method}(); remove it.")
     if has["state_dict"] != has["load_state_dict"]:
         method, other = sorted(("state_dict", "load_state_dict"), key=lambda each: not has[each])
         raise TypeError(f"{label}: {method}() needs {other}(); a checkpoint saves and restores a state.")

@@ -66,6 +66,11 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel("learning rate", ("update/lr",)),
         Panel("trainer/sampler mismatch, nats", ("sample/logprob_diff", "correction/mismatch_kl")),
         Panel("staleness of samples, policy versions", ("sample/staleness_mean", "sample/staleness_max")),
+        Panel("turns per rollout", ("environment/turns",)),
+        Panel(
+            "share of rollouts that failed, or used up their limits",
+            ("environment/failed_fraction", "environment/limited_fraction"),
+        ),
         Panel("critic: explained variance", ("critic/explained_variance",)),
         Panel("critic: loss", ("critic/loss",)),
         Panel("tokens per second", ("time/tokens_per_second",)),

@@ -76,7 +76,10 @@ def layout() -> dict[str, dict[str, list[Any]]]:
 
 
 def _markdown(row: Mapping[str, Any]) -> str:
-    quoted = "\n".join(f"    {line}" for line in str(row["response"]).splitlines() or [""])
+    text = str(row["response"])
+    if row.get("transcript"):
+        text = "\n".join(f"{each.get('role')}: {each.get('content')}" for each in row["transcript"])
+    quoted = "\n".join(f"    {line}" for line in text.splitlines() or [""])
     facts = [f"reward {row['reward']:.3f}"] if "reward" in row else []
     facts += [row["finish_reason"]] if "finish_reason" in row else []
     return f"**{row['prompt']}**\n\n{quoted}\n\n{', '.join(facts)}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -27,6 +28,8 @@ MAX_CURVES = 12
 """Maximum number of curves, in the order of a run's page."""
 MAX_SAMPLES, MAX_ALERTS = 3, 4
 """Maximum numbers of samples and alerts; the newest are shown."""
+MAX_TURNS = 6
+"""Maximum number of messages of a rollout in an environment; the last are shown."""
 
 
 def watch(path: Path, *, once: bool, every_seconds: float, console: Console) -> None:
@@ -120,8 +123,16 @@ def _samples(run: RunRecord) -> list[RenderableType]:
         facts += [f"reward {row['reward']:.3f}"] if row.get("reward") is not None else []
         facts += [row["finish_reason"]] if "finish_reason" in row else []
         text = f"[dim]{escape(_short(row['prompt']))}[/]\n{escape(_short(row['response']))}"
+        if turns := row.get("transcript"):
+            text = "\n".join(_turn(message) for message in turns[-MAX_TURNS:])
         boxes.append(Box(text, title=", ".join(facts), title_align="left", border_style="dim"))
     return boxes
+
+
+def _turn(message: Mapping[str, Any]) -> str:
+    """Return a message of a rollout; those of the policy are bright."""
+    text = f"{message.get('role')}: {escape(_short(str(message.get('content') or '')))}"
+    return text if message.get("role") == "assistant" else f"[dim]{text}[/]"
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from titanrl.config.engine_tables import ActivationCheckpoint, Compile, Parallelism, Training
+    from titanrl.config.environment import EnvironmentTable
     from titanrl.config.tables import Model, Reward, Run
     from titanrl.data.tokenizer import ChatTokenizer
     from titanrl.engine import Engine
     from titanrl.protocols import Sampler, SamplerSettings
+    from titanrl.rollout.environments.runner import EnvironmentRunner
 
 __all__ = ["GeneratorTables", "RolloutContext", "start_sampler"]
 
@@ -27,6 +29,8 @@ class RolloutContext(Protocol):
     def sampler(self) -> Sampler: ...
     @property
     def sampler_settings(self) -> SamplerSettings: ...
+    @property
+    def environment(self) -> EnvironmentRunner | None: ...
     @property
     def tokenizer(self) -> ChatTokenizer: ...
     @property
@@ -44,6 +48,8 @@ class GeneratorTables(Protocol):
     def model(self) -> Model: ...
     @property
     def sampler(self) -> SamplerSettings | None: ...
+    @property
+    def environment(self) -> EnvironmentTable | None: ...
     @property
     def reward(self) -> tuple[Reward, ...]: ...
     @property

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from titanrl.data.collate import collate_rollouts
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
+from titanrl.rollout.batches import sample_batch, score_batch
 from titanrl.rollout.context import start_sampler
-from titanrl.rollout.rewards import Failures, Scored, score_on_leader
-from titanrl.rollout.sampling import generate
+from titanrl.rollout.environments.start import start_environment
+from titanrl.rollout.rewards import Failures, Scored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from titanrl.engine import Engine
     from titanrl.protocols import RolloutRequest, Sampler, SamplerSettings
     from titanrl.rollout.context import GeneratorTables, RolloutContext
+    from titanrl.rollout.environments.runner import EnvironmentRunner
 
 __all__ = ["Generator", "ScoredResponse", "ScoredRollouts", "generate_and_score", "load_generator"]
 
@@ -61,6 +62,8 @@ class Generator:
     sampler: Sampler
     sampler_settings: SamplerSettings
     rewards: tuple[Reward, ...]
+    environment: EnvironmentRunner | None
+    """None: each rollout is one response to its prompt."""
     model_path: str
     max_length: int
     """Longest prompt + response, tokens."""
@@ -72,6 +75,8 @@ class Generator:
         return self.engine.rank == 0
 
     def close(self) -> None:
+        if self.environment is not None:
+            self.environment.close()
         self.sampler.close()
         self.engine.close()
 
@@ -114,12 +119,22 @@ def load_generator(
         settings, engine, tokenizer, training=tables.training, model_path=model.path, seed=seed
     )
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
+    environment = None
+    if tables.environment is not None:
+        environment = start_environment(
+            tables.environment,
+            tokenizer,
+            sampler=settings,
+            max_length=tables.training.seq_len,
+            seed=seed,
+        )
     return Generator(
         engine=engine,
         tokenizer=tokenizer,
         sampler=sampler,
         sampler_settings=settings,
         rewards=tables.reward,
+        environment=environment,
         model_path=model.path,
         max_length=tables.training.seq_len,
         seed=seed,
@@ -138,7 +153,8 @@ def generate_and_score(
 ) -> ScoredRollouts:
     """Return the response to each request with its scores, in order, on every rank; a collective.
 
-    Each rank scores its own shard.
+    Each rank scores its own shard. Of a rollout in an environment, this is the last response of the agent
+    that acted first.
 
     Args:
         context: the policy, its sampler and its rewards.
@@ -149,33 +165,25 @@ def generate_and_score(
         greedy: take the most probable token.
         unscored: whether a response on which a reward with on_failure = "unscored" fails gets NaN.
     """
-    indices, completions = generate(
-        context, requests, step=step, seed=seed, temperature=temperature, greedy=greedy
-    )
+    sampled = sample_batch(context, requests, step=step, seed=seed, temperature=temperature, greedy=greedy)
+    batch = sampled.batch
     responses: list[tuple[int, ScoredResponse]] = []
     failures = Failures({}, {})
 
-    def score() -> tuple[TensorDict, Scored] | None:
-        if not indices:
-            return None
-        batch = collate_rollouts(
-            [requests[index] for index in indices],
-            completions,
-            decode=context.tokenizer.decode_response,
-            version=context.sampler.version,
-        )
-        return batch, score_on_leader(context.engine, batch, context.rewards, unscored=unscored)
+    def score() -> Scored | None:
+        return None if batch is None else score_batch(context, batch, unscored=unscored)
 
-    local = collectives.abandon_together(score)
-    if local is not None:
-        batch, scored = local
+    scored = collectives.abandon_together(score)
+    if batch is not None and scored is not None:
         scores, failures = scored.scores, scored.failures
         labels = [term.label for term in context.rewards]
-        for row, (index, completion) in enumerate(zip(indices, completions, strict=True)):
+        tokens = batch["loss_mask"].sum(1)
+        for index, rows in zip(sampled.indices, _rows_of_rollouts(batch), strict=True):
+            row = rows[-1]
             response = ScoredResponse(
                 text=batch["text", "response"][row],
-                tokens=len(completion.ids),
-                finish_reason=completion.finish_reason,
+                tokens=int(tokens[rows].sum()),
+                finish_reason=int(batch["finish_reason"][row]),
                 reward=float(scores["reward"][row]),
                 rewards={label: float(scores["rewards", label][row]) for label in labels},
             )
@@ -186,3 +194,17 @@ def generate_and_score(
     reasons = {label: reason for each in reversed(failed) for label, reason in each.reasons.items()}
     count = int(sum(sum(each.counts.values()) for each in failed))
     return ScoredRollouts([by_index[index] for index in range(len(requests))], count, reasons)
+
+
+def _rows_of_rollouts(batch: TensorDict) -> list[list[int]]:
+    """Return the rows of each rollout, in order; of several agents, those of the one that acted first."""
+    if "rollout_id" not in batch:
+        return [[row] for row in range(len(batch))]
+    rows: dict[int, list[int]] = {}
+    agents: dict[int, int] = {}
+    for row, (rollout, agent) in enumerate(
+        zip(batch["rollout_id"].tolist(), batch["agent_id"].tolist(), strict=True)
+    ):
+        if agents.setdefault(rollout, agent) == agent:
+            rows.setdefault(rollout, []).append(row)
+    return list(rows.values())

@@ -22,7 +22,8 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return the first ``count`` rows of a batch with texts.
 
-    Without rewards or advantages in the batch, their keys are left out. The first rows hold ``per_token``,
+    Without rewards or advantages in the batch, their keys are left out. Of a rollout in an environment, its
+    last row is shown, with ``transcript``, all its messages. The first rows hold ``per_token``,
     lists with one entry per response token: its text, ``logprob`` (the sampler's, nats), ``advantage``,
     ``log_ratio`` (trainer to sampler, before the update) and ``ref_log_ratio`` (policy to reference), as far
     as the batch has them.
@@ -31,7 +32,7 @@ def sample_rows(
         pieces: token ids -> the text of each.
     """
     rows: list[dict[str, Any]] = []
-    for index in range(min(count, batch.shape[0])):
+    for position, index in enumerate(_shown(batch)[:count]):
         row = batch[index]
         mask = row["loss_mask"]
         shown = {name: batch["text", name][index] for name in ("prompt", "response", "answer")}
@@ -44,10 +45,22 @@ def sample_rows(
             shown["advantage"] = float(row["advantage"][mask].mean()) if bool(mask.any()) else 0.0
         shown["finish_reason"] = FinishReason(int(row["finish_reason"])).label
         shown |= {"response_tokens": int(mask.sum()), "group": int(row["group_id"])}
-        if index < TOKEN_ROWS:
+        if "rollout_id" in batch:
+            shown |= {"agent": int(row["agent_id"]), "transcript": batch["text", "transcript"][index]}
+            if error := batch["text", "outcome"][index]["error"]:
+                shown["environment_error"] = error
+        if position < TOKEN_ROWS:
             shown["per_token"] = {"text": pieces(row["labels"][mask].tolist()), **_token_numbers(row)}
         rows.append(shown)
     return rows
+
+
+def _shown(batch: TensorDict) -> list[int]:
+    """Return the rows to show: of several rows of a rollout and agent, the last one."""
+    if "rollout_id" not in batch:
+        return list(range(len(batch)))
+    rollouts = zip(batch["rollout_id"].tolist(), batch["agent_id"].tolist(), strict=True)
+    return list({rollout: index for index, rollout in enumerate(rollouts)}.values())
 
 
 def _token_numbers(row: TensorDict) -> dict[str, list[float | None]]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from titanrl.engine import collectives
 from titanrl.engine.bins import balance
 from titanrl.errors import TrainingError
 from titanrl.protocols import temperature_at
+from titanrl.rollout.whole_stream import WholeStream
 from titanrl.runtime.stop import abandonable
 
 if TYPE_CHECKING:
     from titanrl.protocols import Completion, RolloutRequest
     from titanrl.rollout.context import RolloutContext
+    from titanrl.rollout.environments.runner import Rollout
 
-__all__ = ["generate", "shard_prompts"]
+__all__ = ["generate", "generate_rollouts", "shard_prompts"]
+
+T = TypeVar("T")
 
 
 def shard_prompts(
@@ -67,30 +72,80 @@ def generate(
     Raises:
         TrainingError: the sampler returned more or fewer responses than requests.
     """
+    settings = context.sampler_settings
+    if temperature is None and not greedy and hasattr(settings, "temperature_at"):
+        temperature = temperature_at(settings, step)
+
+    def sample(own: Sequence[RolloutRequest]) -> list[Completion]:
+        completions = context.sampler.sample(
+            own, step=step, seed=seed, temperature=temperature, greedy=greedy
+        )
+        if len(completions) != len(own):
+            raise TrainingError(
+                f"the sampler returned {len(completions)} responses to {len(own)} requests; it must return "
+                "one response per request, in order."
+            )
+        return completions
+
+    return _shared_out(context, requests, sample)
+
+
+def generate_rollouts(
+    context: RolloutContext,
+    requests: Sequence[RolloutRequest],
+    *,
+    step: int,
+    seed: int,
+    temperature: float | None = None,
+    greedy: bool = False,
+) -> tuple[list[int], list[Rollout]]:
+    """Return the indices of this rank's requests and their rollouts in the environment; a collective.
+
+    See ``generate`` for the arguments.
+
+    Raises:
+        AssertionError: the context has no environment.
+    """
+    environment, sampler = context.environment, context.sampler
+    assert environment is not None
+    if temperature is None and not greedy:
+        temperature = temperature_at(context.sampler_settings, step)
+    open_stream = getattr(sampler, "stream", None) or partial(WholeStream, sampler, seed, step)
+
+    def run(own: Sequence[RolloutRequest]) -> list[Rollout]:
+        return environment.run(
+            own,
+            open_stream,
+            step=step,
+            seed=seed,
+            temperature=None if greedy else temperature,
+            version=sampler.version,
+        )
+
+    return _shared_out(context, requests, run)
+
+
+def _shared_out(
+    context: RolloutContext,
+    requests: Sequence[RolloutRequest],
+    produce: Callable[[Sequence[RolloutRequest]], list[T]],
+) -> tuple[list[int], list[T]]:
+    """Return the indices of this rank's requests, and what ``produce`` makes of each."""
     engine, settings = context.engine, context.sampler_settings
     size = context.sampler.ranks_per_engine
     shards = shard_prompts(requests, engine.world_size // size, settings.max_response_tokens)
     own = shards[engine.rank // size]
-    if temperature is None and not greedy and hasattr(settings, "temperature_at"):
-        temperature = temperature_at(settings, step)
-    sampled_requests = [requests[index] for index in own]
+    own_requests = [requests[index] for index in own]
 
-    def sample() -> list[Completion]:
+    def sample() -> list[T]:
         # With several ranks, the sampler decides which part of its work has no collectives.
         with abandonable() if engine.world_size == 1 else nullcontext():
-            return context.sampler.sample(
-                sampled_requests, step=step, seed=seed, temperature=temperature, greedy=greedy
-            )
+            return produce(own_requests)
 
-    completions = collectives.abandon_together(sample)
-    if len(completions) != len(own):
-        raise TrainingError(
-            f"the sampler returned {len(completions)} responses to {len(own)} requests; it must return one "
-            "response per request, in order."
-        )
+    results = collectives.abandon_together(sample)
     if size == engine.tensor_parallel_degree and size * engine.dp_degree == engine.world_size:
-        return own, completions
-    sampled = list(zip(own, completions, strict=True))
+        return own, results
+    sampled = list(zip(own, results, strict=True))
     by_index = dict(collectives.gather_objects(sampled, None, engine.world_size))
     local = shard_prompts(requests, engine.dp_degree, settings.max_response_tokens)[engine.dp_rank]
     return local, [by_index[index] for index in local]

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.models import inspect
+from titanrl.rollout.whole_stream import WholeStream
 from titanrl.serve import http
 from titanrl.serve.best_of_n import (
     GenerationRequest,
@@ -33,7 +34,6 @@ from titanrl.serve.openai import NUM_SEEDS, ChatRequest, CompletionRequest, Serv
 from titanrl.serve.prompts import PromptEncoder, longest_token
 from titanrl.serve.replies import DONE, Reply, error_body, event, model_reply
 from titanrl.serve.service import Generates, ModelService
-from titanrl.serve.whole import WholeStream
 
 if TYPE_CHECKING:
     from pathlib import Path

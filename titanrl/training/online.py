@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from titanrl.algorithm.compute_advantages import SelectedRows, compute_advantages, select_rows, unscored_rows
 from titanrl.algorithm.metrics import means
+from titanrl.algorithm.rollouts import rollouts_of
 from titanrl.data.prompts import PromptLoader, training_prompts
+from titanrl.engine import collectives
 from titanrl.errors import TrainingError
 from titanrl.ops.padding import concatenate
 from titanrl.protocols.batch import check
@@ -62,7 +65,7 @@ def train_step(
         session.sampler.sleep()
         sums = optimize(session, batch, step, on_policy=rollouts.on_policy)
     metrics = batch_metrics(rollouts.scored) | rollouts.metrics | metrics | means(sums)
-    session.control(metrics, num_sequences=len(rollouts.scored), step=step)
+    session.control(metrics, num_sequences=len(rollouts_of(rollouts.scored)), step=step)
     rows = _with_advantage(rollouts.local, batch)
     return metrics, sample_rows(rows, session.logged_samples, session.tokenizer.token_strings)
 
@@ -91,14 +94,16 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
     loop = session.loop
     wanted = loop.prompts_per_step if loop.dynamic_sampling else 1
     parts: list[tuple[TensorDict, TensorDict, SelectedRows]] = []
+    rollout_numbers: list[dict[str, float]] = []
     failed, num_groups, on_policy = Counter[str](), 0, True
     for attempt in range(loop.max_resample_attempts + 1):
         with timer("sample"):
             requests = session.loader.next_batch(
                 loop.prompts_per_step, loop.samples_per_prompt, first_group=attempt * loop.prompts_per_step
             )
-            local, greedy_failures = sample(session, requests, step)
+            local, greedy_failures, numbers = sample(session, requests, step)
             check(local, "sample", session.out_keys)
+            rollout_numbers += numbers
         with timer("score"):
             was_on_policy, on_policy = on_policy, on_policy and is_on_policy(session, local)
             if parts and was_on_policy and not on_policy:
@@ -110,7 +115,7 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
             if loop.max_logprob_diff is not None:
                 refuse_mismatch(session, local, loop.max_logprob_diff)
             failed.update(session.failed(failures, greedy_failures))
-            session.refuse_broken_rewards(failures, len(local))
+            session.refuse_broken_rewards(failures, len(rollouts_of(local)))
         with timer("estimate"):
             scored = gather_scored(session, local, on_policy=on_policy)
             selected = select_rows(scored, session.algorithm)
@@ -134,7 +139,8 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
     metrics = {**failed, "sample/resample_attempts": float(attempt)}
     if session.rewards:
         most = max(failed[f"reward/{reward.label}_failures"] for reward in session.rewards)
-        metrics["reward/failed_fraction"] = most / sum(len(scored) for _, scored, _ in parts)
+        metrics["reward/failed_fraction"] = most / sum(len(rollouts_of(scored)) for _, scored, _ in parts)
+    metrics |= _environment_metrics(session, rollout_numbers)
     rows = concatenate([selected.rows for _, _, selected in parts])
     if loop.dynamic_sampling:
         groups = rows["group_id"].unique()[:wanted]
@@ -148,6 +154,18 @@ def _collect(session: Session, step: int, timer: StageTimer) -> _Rollouts:
         on_policy,
         metrics,
     )
+
+
+def _environment_metrics(session: Session, numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each number over the rollouts of all ranks, ``environment/...``; a collective."""
+    if session.environment is None:
+        return {}
+    engine = session.engine
+    values: dict[str, list[float]] = {}
+    for rollout in collectives.gather_objects(numbers, engine.dp_group, engine.dp_degree):
+        for name, value in rollout.items():
+            values.setdefault(name, []).append(value)
+    return {f"environment/{name}": sum(each) / len(each) for name, each in values.items()}
 
 
 def _with_advantage(local: TensorDict, batch: TensorDict) -> TensorDict:

@@ -16,6 +16,7 @@ from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.engine import collectives
 from titanrl.errors import ConfigError, TrainingError
 from titanrl.rollout.context import start_sampler
+from titanrl.rollout.environments.start import start_environment
 from titanrl.runtime import status
 from titanrl.training.reference_cache import ReferenceCache, reference_cache
 from titanrl.training.state import LoopState, components_of, seed_generators
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from titanrl.config.tables import Critic, Evaluation, Loop, Reward
     from titanrl.engine import Engine
     from titanrl.protocols import Sampler, SamplerSettings
+    from titanrl.rollout.environments.runner import EnvironmentRunner
     from titanrl.rollout.rewards import Failures
 
 __all__ = ["Session", "open_session"]
@@ -75,6 +77,8 @@ class Session(Generic[Loader]):
     sampler_table: SamplerSettings | None = None
     live_sampler: Sampler | None = None
     """None where nothing is sampled."""
+    environment: EnvironmentRunner | None = None
+    """None: each rollout is one response to its prompt."""
     reference_cache: ReferenceCache | None = None
     """The reference's log-probs, instead of its model; None: the model is loaded if a component needs it."""
     logged_samples: int = 0
@@ -230,6 +234,8 @@ class Session(Generic[Loader]):
 
     def close(self) -> None:
         self.loader.loader.close()
+        if self.environment is not None:
+            self.environment.close()
         if self.live_sampler is not None:
             self.live_sampler.close()
         self.engine.close()
@@ -309,6 +315,16 @@ def open_session(
             seed=seed,
             num_rows=num_rows,
         )
+    environment = None
+    if experiment.environment is not None and experiment.sampler is not None:
+        environment = start_environment(
+            experiment.environment,
+            tokenizer,
+            sampler=experiment.sampler,
+            max_length=experiment.training.seq_len,
+            seed=seed,
+            by_turn=algorithm.compares_turns,
+        )
     return Session(
         algorithm=algorithm,
         loop=loop,
@@ -333,6 +349,7 @@ def open_session(
         out_keys=(*out_keys(experiment.prompts), *out_keys(experiment.sampler)),
         sampler_table=experiment.sampler,
         live_sampler=live_sampler,
+        environment=environment,
         reference_cache=cache,
         logged_samples=experiment.report.samples_per_step,
     )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from tensordict import TensorDict
 
 from titanrl.algorithm.combine_rewards import combine_rewards, normalized
 from titanrl.algorithm.compute_advantages import unscored_rows
-from titanrl.data.collate import collate_rollouts
+from titanrl.algorithm.rollouts import rollouts_of
 from titanrl.engine import collectives
 from titanrl.errors import TrainingError
 from titanrl.eval.evaluate import evaluate
 from titanrl.ops.groups import GroupScores
 from titanrl.ops.masked import where0
 from titanrl.protocols import FinishReason, temperature_at
-from titanrl.rollout.rewards import Failures, Scored, score_on_leader
-from titanrl.rollout.sampling import generate
+from titanrl.rollout.batches import sample_batch, score_batch
+from titanrl.rollout.rewards import Failures, Scored
 from titanrl.training.critic import critic_values
 from titanrl.training.kto_reference_point import reference_point
 
@@ -42,8 +42,18 @@ __all__ = [
 ]
 
 
-def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> tuple[TensorDict, Failures]:
-    """Returns this rank's rollouts as a batch, and the rewards' failures on greedy responses; a collective.
+class Sampled(NamedTuple):
+    """This rank's rollouts."""
+
+    batch: TensorDict
+    greedy_failures: Failures
+    """The rewards' failures on greedy responses."""
+    metrics: list[dict[str, float]]
+    """Numbers of each rollout in an environment; empty without an environment."""
+
+
+def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> Sampled:
+    """Returns this rank's rollouts; a collective.
 
     Args:
         session: the run.
@@ -51,25 +61,22 @@ def sample(session: Session, requests: Sequence[RolloutRequest], step: int) -> t
         step: number of the training step, from 0.
     """
     session.engine.temperature = temperature_at(session.sampler_settings, step)
-    batch = _rollouts(session, requests, step, greedy=False)
+    batch, metrics = _rollouts(session, requests, step, greedy=False)
     failures = Failures({}, {})
     if session.scores_greedy:
         baselines, failed = _greedy_rewards(session, requests, step)
         batch["baseline_reward"] = torch.tensor([baselines[group] for group in batch["group_id"].tolist()])
         failures = Failures({"reward/greedy_failures": sum(failed.counts.values())}, failed.reasons)
-    return batch, failures
+    return Sampled(batch, failures, metrics)
 
 
-def _rollouts(session: Session, requests: Sequence[RolloutRequest], step: int, *, greedy: bool) -> TensorDict:
-    indices, completions = generate(session, requests, step=step, seed=session.seed, greedy=greedy)
-    batch = collate_rollouts(
-        [requests[index] for index in indices],
-        completions,
-        decode=session.tokenizer.decode_response,
-        version=session.sampler.version,
-    )
+def _rollouts(
+    session: Session, requests: Sequence[RolloutRequest], step: int, *, greedy: bool
+) -> tuple[TensorDict, list[dict[str, float]]]:
+    _, batch, metrics = sample_batch(session, requests, step=step, seed=session.seed, greedy=greedy)
+    assert batch is not None, "each rank has at least one prompt"
     current = torch.full((len(batch),), session.state.step, dtype=torch.int32)
-    return batch.set("current_version", current)
+    return batch.set("current_version", current), metrics
 
 
 def _greedy_rewards(
@@ -77,16 +84,14 @@ def _greedy_rewards(
 ) -> tuple[dict[int, float], Failures]:
     """Returns the reward of the greedy response per group of this rank, and the rewards' failures."""
     first_of_group = {request.prompt_index: request for request in reversed(requests)}
-    batch = _rollouts(session, [*reversed(first_of_group.values())], step, greedy=True)
+    batch, _ = _rollouts(session, [*reversed(first_of_group.values())], step, greedy=True)
     scored = _score_rewards(session, batch)
     baselines = dict(zip(batch["group_id"].tolist(), scored.scores["reward"].tolist(), strict=True))
     return baselines, scored.failures
 
 
 def _score_rewards(session: Session, batch: TensorDict) -> Scored:
-    return collectives.abandon_together(
-        lambda: score_on_leader(session.engine, batch, session.rewards, unscored=True)
-    )
+    return collectives.abandon_together(lambda: score_batch(session, batch, unscored=True))
 
 
 def score(session: Session, batch: TensorDict, *, on_policy: bool) -> tuple[TensorDict, Failures]:
@@ -246,7 +251,11 @@ def evaluate_prompts(session: Session[Any]) -> dict[str, float]:
 
 
 def batch_metrics(batch: TensorDict) -> dict[str, float]:
-    """Returns the sampling and reward metrics of the global batch, before any filter."""
+    """Returns the sampling and reward metrics of the global batch, before any filter.
+
+    A rollout with several rows counts once.
+    """
+    batch = rollouts_of(batch)
     lengths = batch["loss_mask"].sum(1).float()
     metrics = {
         "sample/response_tokens_mean": float(lengths.mean()),

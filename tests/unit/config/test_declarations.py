@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from titanrl.registry import component_class, declared, declares, kinds, names, register
-from titanrl.registry.declarations import DECLARATIONS, METHODS
+from titanrl.registry.declarations import DECLARATIONS, METHODS, STATELESS, with_article
 
 
 def refused(kind: str, cls: Any, message: str) -> None:
@@ -143,8 +143,8 @@ def test_what_is_no_dataclass_is_refused_with_an_example(
     )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "source"])
-def test_every_kind_but_source_may_have_state(kind: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in STATELESS])
+def test_every_other_kind_may_have_state(kind: str) -> None:
     def method(*_: Any) -> None: ...
 
     state = {"state_dict": method, "load_state_dict": method}
@@ -154,11 +154,12 @@ def test_every_kind_but_source_may_have_state(kind: str) -> None:
     refused(kind, class_with(on_step_end=method), f"{kind} 'mine': on_step_end() needs state_dict()")
 
 
-def test_source_with_state_is_refused() -> None:
+@pytest.mark.parametrize("kind", STATELESS)
+def test_state_of_a_stateless_kind_is_refused(kind: str) -> None:
     def method(*_: Any) -> None: ...
 
-    source = class_with(state_dict=method, load_state_dict=method)
-    refused("source", source, "source 'mine': a source has no state, got state_dict()")
+    stateful = class_with(state_dict=method, load_state_dict=method)
+    refused(kind, stateful, f"{kind} 'mine': {with_article(kind)} has no state, got state_dict(); remove it.")
 
 
 def test_every_built_in_component_is_documented_by_the_table() -> None:

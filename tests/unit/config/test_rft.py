@@ -33,9 +33,10 @@ def test_rft_values_out_of_range_are_refused(settings: dict[str, Any], message: 
 
 def test_rft_labels_must_name_rewards() -> None:
     rewards = (Reward(component=build("reward", {"name": "exact_match"}), label="right"),)
-    assert rft_problems(RFT(reward="right", min_rewards={"right": 1.0}), None, rewards) == []
+    assert rft_problems(RFT(reward="right", min_rewards={"right": 1.0}), None, rewards, None) == []
     found = [
-        str(each) for each in rft_problems(RFT(reward="rigth", min_rewards={"form": 1.0}), None, rewards)
+        str(each)
+        for each in rft_problems(RFT(reward="rigth", min_rewards={"form": 1.0}), None, rewards, None)
     ]
     assert found == [
         "[rft] reward must name the label of a [[reward]], got 'rigth'; did you mean 'right'? labels: right.",
@@ -44,5 +45,5 @@ def test_rft_labels_must_name_rewards() -> None:
 
 
 def test_rft_requires_rewards_and_prompts() -> None:
-    (problem,) = rft_problems(RFT(), None, ())
+    (problem,) = rft_problems(RFT(), None, (), None)
     assert str(problem) == "[rft] needs a [[reward]] that scores the responses; add one."

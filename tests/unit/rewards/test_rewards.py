@@ -16,6 +16,7 @@ from tensordict import TensorDict
 import titanrl
 from tests.unit.rewards.servers import answering
 from titanrl.models import tiny
+from titanrl.registry import declared
 from titanrl.runtime.sandbox import missing_for_strict
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -59,12 +60,19 @@ def make(responses: list[str], answers: list[str] | None = None) -> TensorDict:
                 "conversation": ["1 + 3?"] * count,
                 "response": responses,
                 "answer": answers or ["4"] * count,
+                "outcome": [outcome(row / 2) for row in range(count)],
             },
             "group_id": torch.arange(count),
             "rewards": {"box": torch.arange(count).float() % 2},
         },
         batch_size=[count],
     )
+
+
+def outcome(value: float) -> dict[str, Any]:
+    """Returns what an environment reports of a rollout with one token and one turn."""
+    turns = {"turn_rewards": [value], "turn_tokens": [1]}
+    return {"error": "", "reward": value, "rewards": {"style": -value}, **turns}
 
 
 def reward(name: str, **keys: Any) -> Any:
@@ -102,10 +110,12 @@ def test_reward_is_one_finite_number_per_row_in_order(name: str) -> None:
     component = reward(name)
     batch = make(list(NASTY))
     values = component(batch)
-    assert values.shape == (len(NASTY),)
+    is_per_token = declared(component, "per_token")
+    assert values.shape == (batch["loss_mask"].shape if is_per_token else (len(NASTY),))
     assert values.dtype == torch.float32
     assert bool(values.isfinite().all())
     alone = torch.cat([component(batch[row : row + 1]) for row in range(len(NASTY))])
+    values, alone = values.flatten(), alone.flatten()
     # A network rounds otherwise in another batch.
     assert values.tolist() == pytest.approx(alone.tolist(), abs=1e-6 if name == "reward_model" else 0)
 

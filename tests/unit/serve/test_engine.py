@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from titanrl.protocols import Completion, FinishReason, RolloutRequest, StreamEvent, StreamRequest
+from titanrl.rollout.whole_stream import WholeStream
 from titanrl.serve import engine
 from titanrl.serve.engine import EngineLoop, Overloaded
-from titanrl.serve.whole import WholeStream
 
 
 class Counter:

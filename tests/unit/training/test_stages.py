@@ -68,7 +68,7 @@ def length_reward(weight: float, label: str) -> Reward:
 
 def test_greedy_baseline_is_the_weighted_reward_of_one_greedy_response_per_prompt() -> None:
     live = session([length_reward(2.0, "x"), length_reward(0.5, "y")], greedy=True)
-    batch, failures = sample(live, rows(), step=0)
+    batch, failures, _ = sample(live, rows(), step=0)
     assert failures == ({"reward/greedy_failures": 0.0}, {})
     assert live.sampler.asked == [(6, False), (2, True)]
     assert batch["baseline_reward"].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
@@ -82,14 +82,14 @@ def test_failures_on_greedy_responses_are_counted() -> None:
     term = length_reward(1.0, "x")
     object.__setattr__(term, "component", breaks)
     object.__setattr__(term, "failure_score", -1.0)
-    batch, failures = sample(session([term], greedy=True), rows(), step=0)
+    batch, failures, _ = sample(session([term], greedy=True), rows(), step=0)
     assert failures == ({"reward/greedy_failures": 2.0}, {"x": "RuntimeError: broken"})
     assert batch["baseline_reward"].tolist() == [-1.0] * 6
 
 
 def test_greedy_responses_are_sampled_only_if_a_component_reads_them() -> None:
     live = session([length_reward(1.0, "x")])
-    batch, failures = sample(live, rows(), step=0)
+    batch, failures, _ = sample(live, rows(), step=0)
     assert "baseline_reward" not in batch
     assert failures == ({}, {})
     assert live.sampler.asked == [(6, False)]
@@ -97,7 +97,7 @@ def test_greedy_responses_are_sampled_only_if_a_component_reads_them() -> None:
 
 def test_bypass_mode_uses_rollout_logprobs_as_old_logprobs() -> None:
     live = session(old_logprob="sampler")
-    batch, _ = sample(live, rows(), step=0)
+    batch, _, _ = sample(live, rows(), step=0)
     batch["sampler_logprob"] = torch.where(batch["loss_mask"], batch["sampler_logprob"], torch.nan)
     scored, _ = score(live, batch, on_policy=True)
     assert torch.equal(scored["old_logprob"], torch.where(batch["loss_mask"], -0.5, 0.0))
@@ -147,7 +147,7 @@ def test_normalized_values_enter_the_reward_and_raw_ones_are_reported() -> None:
         component=build("reward", {"name": "unfinished", "penalty": -4.0}), normalize="batch", weight=2.0
     )
     live = session([term])
-    batch, _ = sample(live, rows(), 0)
+    batch, _, _ = sample(live, rows(), 0)
     batch["finish_reason"] = torch.tensor([0, 1, 0, 1, 0, 1], dtype=torch.int8)
     scored, _ = score(live, batch, on_policy=True)
     assert scored["rewards", "unfinished"].tolist() == [0.0, -4.0] * 3

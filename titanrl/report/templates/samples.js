@@ -41,11 +41,18 @@ for (const browser of document.querySelectorAll(".samples")) {
     });
     return response;
   };
+  const turn = (message) => {
+    const element = create("div", `turn ${message.role}`);
+    const calls = (message.tool_calls ?? []).map((call) => JSON.stringify(call.function ?? call));
+    const text = [message.content ?? "", ...calls].filter((part) => part !== "").join("\n");
+    element.append(create("b", "role", message.role), create("pre", "", text));
+    return element;
+  };
   const show = () => {
     const key = value("colour"), limit = key && saturation(key);
     for (const row of matches.slice(numShown, numShown + PAGE)) {
       const card = create("article"), facts = create("p", "facts");
-      const hidden = new Set(["prompt", "response", "answer", "rewards", "per_token"]);
+      const hidden = new Set(["prompt", "response", "answer", "rewards", "per_token", "transcript"]);
       if (!form.elements.run || value("run")) hidden.add("run"); // All rows are of the same run.
       for (const [name, each] of Object.entries(row)) {
         if (hidden.has(name) || each === null) continue;
@@ -54,8 +61,16 @@ for (const browser of document.querySelectorAll(".samples")) {
       for (const [name, each] of Object.entries(row.rewards ?? {})) {
         facts.append(fact(name, each), " ");
       }
-      card.append(facts, create("pre", "prompt", row.prompt));
-      card.append(key && row.per_token?.[key] ? coloured(row, key, limit) : create("pre", "", row.response));
+      card.append(facts);
+      if (row.transcript?.length) {
+        const fold = create("details", "transcript");
+        fold.open = true;
+        fold.append(create("summary", "", `${row.transcript.length} messages`), ...row.transcript.map(turn));
+        card.append(fold);
+      } else card.append(create("pre", "prompt", row.prompt));
+      const hasColours = key && row.per_token?.[key];
+      if (hasColours) card.append(coloured(row, key, limit));
+      else if (!row.transcript?.length) card.append(create("pre", "", row.response));
       if (row.answer) {
         const fold = create("details");
         fold.append(create("summary", "", "reference answer"), create("pre", "", row.answer));
@@ -73,7 +88,7 @@ for (const browser of document.querySelectorAll(".samples")) {
     matches = samples.filter((row) => (value("run") === "" || row.run === value("run"))
       && within(row.step, value("first"), value("last")) && within(row.reward, value("low"), value("high"))
       && (finishReason === "" || row.finish_reason === finishReason)
-      && (text === "" || `${row.prompt}\n${row.response}`.toLowerCase().includes(text)));
+      && (text === "" || `${row.prompt}\n${row.response}\n${JSON.stringify(row.transcript ?? "")}`.toLowerCase().includes(text)));
     const key = order.replace("-", ""), sign = order.startsWith("-") ? -1 : 1;
     matches.sort((a, b) => sign * ((a[key] ?? 0) - (b[key] ?? 0)));
     list.replaceChildren();

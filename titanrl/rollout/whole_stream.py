@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from titanrl.ops.seeds import turn_seed
 from titanrl.protocols import FinishReason, StreamEvent, StreamRequest
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ class WholeStream:
     Args:
         sampler: the live sampler.
         seed: the run's seed; a sampler derives the seed of a response from it and the request.
+        step: the training step, which a sampler also derives the seed from.
     """
 
-    def __init__(self, sampler: Sampler, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
+    def __init__(self, sampler: Sampler, seed: int, step: int = 0) -> None:
+        self._sampler, self._seed, self._step = sampler, seed, step
         self.capacity = CAPACITY
         self._waiting: list[StreamRequest] = []
 
@@ -60,11 +62,11 @@ class WholeStream:
             return [StreamEvent(request.key, error=error)]
 
     def _sample(self, requests: Sequence[StreamRequest]) -> list[StreamEvent]:
-        temperature, max_tokens = _parameters(requests[0])
+        temperature, max_tokens, turn = _parameters(requests[0])
         completions = self._sampler.sample(
             [request.rollout for request in requests],
-            step=0,
-            seed=self._seed,
+            step=self._step,
+            seed=turn_seed(self._seed, turn),
             temperature=temperature,
             greedy=temperature is None,
             max_tokens=max_tokens,
@@ -73,8 +75,8 @@ class WholeStream:
         return [event for request, completion in pairs for event in _events(request.key, completion)]
 
 
-def _parameters(request: StreamRequest) -> tuple[float | None, int]:
-    return request.temperature, request.max_tokens
+def _parameters(request: StreamRequest) -> tuple[float | None, int, int]:
+    return request.temperature, request.max_tokens, request.rollout.turn
 
 
 def _events(key: int, completion: Completion) -> list[StreamEvent]:

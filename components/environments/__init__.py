@@ -1,0 +1,1 @@
+"""Environments: rollouts of several requests to the policy."""
