@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from titanrl.data.rendered import check_contents
+
 if TYPE_CHECKING:
     from titanrl.data.tokenizer import ChatTokenizer
 
 __all__ = ["bridge"]
 
-BEGIN, END = "\ue100\ue101", "\ue102\ue103"
-"""Marks around a turn's text, of characters for private use, which no template treats specially."""
+START, END = "\ue100\ue101", "\ue102\ue103"
+"""Marks before and after a turn's text, of characters for private use, which no template treats specially."""
 
 
 def bridge(
@@ -22,58 +24,78 @@ def bridge(
     after: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int] | None:
     """Return the ids that follow a sampled turn: its end, the next messages and the generation prompt.
 
     The text comes from the template alone: it is what a rendering of all messages has behind the turn's text.
     None if a rendering does not begin with the prompt of ``before`` and the turn's text, because the template
-    rewrites history; the next prompt must then be rendered from the beginning.
+    rewrites history; the next prompt must then be rendered from the beginning. White space that the template
+    adds to the turn's text or removes from it does not count, because the sampled tokens stay as they are.
 
     Args:
         tokenizer: the model's tokenizer with its template.
         before: messages before the turn, which were rendered with the generation prompt.
-        turn: the sampled message; its content is the text of the sampled ids without their end token.
-        sampled_end: the end token that was sampled; None: the turn was cut off, and the end token of the
-            template follows it.
+        turn: the sampled message. Its content is the text of all sampled ids without their end token, tool
+            calls and thoughts included, so keys that repeat parts of it (``tool_calls``,
+            ``reasoning_content``) are not rendered.
+        sampled_end: the end token that was sampled; None: the turn was cut off, and the end of the template
+            follows it.
         after: messages after the turn.
         tools: schemas of the functions that the policy may call.
+        template_kwargs: further variables of the template, for instance ``enable_thinking``.
 
     Raises:
         ConfigError: there is no template.
-        ValueError: the template rejects the messages.
+        ValueError: the template rejects the messages, or ignores one of ``after``.
     """
-    prompt = tokenizer.render(before, add_generation_prompt=True, tools=tools)
-    text = turn["content"]
-    rest = _behind(tokenizer, prompt + text, [*before, turn, *after], tools)
+
+    def render(messages: Sequence[Mapping[str, Any]], *, is_prompt: bool = True) -> str:
+        return tokenizer.render(
+            messages, add_generation_prompt=is_prompt, tools=tools, template_kwargs=template_kwargs
+        )
+
+    prompt, text = render(before), turn["content"]
+    turn = {key: value for key, value in turn.items() if key not in ("tool_calls", "reasoning_content")}
+    rest = _behind(render([*before, {**turn, "content": text + END}, *after]), prompt, text)
+    if rest is None and (opening := _opening(render, before, turn, prompt)):
+        # The generation prompt opens a block of thoughts, which the message begins with in history.
+        whole = render([*before, {**turn, "content": opening + text + END}, *after])
+        rest = _behind(whole, prompt[: -len(opening)], opening + text)
     if rest is None:
-        # The template may trim the text, or escape some of it, which marks around it show.
-        marked = {**turn, "content": BEGIN + text + END}
-        whole = tokenizer.render([*before, marked, *after], add_generation_prompt=True, tools=tools)
-        # White space before the text changes nothing that was sampled.
-        is_kept = whole.startswith(prompt) and whole[len(prompt) :].lstrip().startswith(BEGIN)
-        if not is_kept or END not in whole:
-            return None
-        rest = whole[whole.index(END) + len(END) :]
+        return None
+    check_contents(after, rest, first=len(before) + 1)
     ids = tokenizer.encode_text(rest)
-    return ids if sampled_end is None else _without_end(tokenizer, ids)
+    position = None if sampled_end is None else _first_end(tokenizer, ids)
+    if position is None:
+        return ids
+    if ids[position] != sampled_end:
+        # The first end token may also begin the next message, in templates that print none after a turn.
+        closing = _behind(render([*before, {**turn, "content": text + END}], is_prompt=False), prompt, text)
+        if closing is not None and _first_end(tokenizer, tokenizer.encode_text(closing)) is None:
+            return ids
+    return ids[position + 1 :]
 
 
-def _behind(
-    tokenizer: ChatTokenizer,
-    start: str,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> str | None:
-    """Return the rendering of messages behind ``start``; None if it does not begin with it."""
-    whole = tokenizer.render(messages, add_generation_prompt=True, tools=tools)
-    return whole[len(start) :] if whole.startswith(start) else None
+def _behind(whole: str, prompt: str, text: str) -> str | None:
+    """Return the part of a rendering behind the marked end of a turn; None if the turn was rewritten."""
+    end = whole.find(END, len(prompt))
+    if end < 0 or not whole.startswith(prompt) or whole[len(prompt) : end].split() != text.split():
+        return None
+    return whole[end + len(END) :]
 
 
-def _without_end(tokenizer: ChatTokenizer, ids: list[int]) -> list[int]:
-    """Return the ids behind their first end token, if only white space precedes it: it was sampled."""
+def _opening(render: Any, before: Sequence[Mapping[str, Any]], turn: Mapping[str, Any], prompt: str) -> str:
+    """Return the part of the generation prompt that the template does not print before a turn's text."""
+    header = render([*before, {**turn, "content": START}], is_prompt=False).partition(START)[0]
+    return prompt[len(header) :] if prompt.startswith(header) else ""
+
+
+def _first_end(tokenizer: ChatTokenizer, ids: Sequence[int]) -> int | None:
+    """Return the position of the first end token, if only white space precedes it."""
     for position, token in enumerate(ids):
         if token in tokenizer.eos_ids:
-            return ids[position + 1 :]
+            return position
         if tokenizer.decode_prompt([token]).strip():
             break
-    return ids
+    return None

@@ -59,20 +59,20 @@ class ChatTokenizer:
         *,
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return chat messages as the template renders them.
+        """Return chat messages as the template renders them, which gets all keys of a message.
 
         Args:
             messages: the chat.
             add_generation_prompt: whether the text ends with the header of an assistant turn.
             tools: schemas of the functions that the model may call.
+            template_kwargs: further variables of the template, for instance ``enable_thinking``.
 
         Raises:
             ConfigError: there is no template.
             ValueError: the template rejects the messages.
         """
-        from jinja2 import TemplateError
-
         if self.tokenizer.chat_template is None:
             raise ConfigError(
                 "[model] chat_template is missing and the tokenizer has none, so chat messages cannot be "
@@ -81,12 +81,13 @@ class ChatTokenizer:
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                tools=[dict(tool) for tool in tools or ()] or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
+                **(template_kwargs or {}),
             )
-        except TemplateError as error:
-            raise ValueError(f"is rejected by the chat template: {error}.") from error
+        except Exception as error:  # A template's own, also for values that it does not expect.
+            raise ValueError(f"is rejected by the chat template: {error or repr(error)}.") from error
         return str(text)
 
     def assistant_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
