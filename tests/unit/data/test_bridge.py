@@ -96,7 +96,7 @@ def test_rows_hold_the_sampled_ids_in_every_template(
     if role == "tool" and family not in USES_TOOLS:
         pytest.skip("its template has no tools")
     tokenizer = tokenizer_of(family)
-    for seed in range(6):
+    for seed in range(20):
         policy = Policy(tokenizer, family, seed)
         play(tokenizer, policy, 4, role=role)
         rows = [each.row for each in policy.recorder.rows()]
@@ -146,7 +146,7 @@ def test_rerendered_turns_equal_the_row_if_their_text_encodes_to_the_sampled_ids
     before = [{"role": "user", "content": "Hello"}]
     for seed in range(5):
         policy = Policy(tokenizer, family, seed)
-        sampled = [token for token in policy.random.choices(policy.ids, k=8)]
+        sampled = policy.random.choices(policy.ids, k=8)
         text = tokenizer.decode_response(sampled).strip()
         sampled = tokenizer.encode_text(text)
         turn, after = {"role": "assistant", "content": text}, [{"role": "user", "content": "Go on."}]
