@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from titanrl.components.rewards.math_text import based_number, rewritten
+from titanrl.components.rewards.math_units import measured, same_unit
 from titanrl.components.rewards.text import last_boxed, texts
 from titanrl.registry import Range, register
 from titanrl.runtime.worker_pool import map_with_timeout, max_map_seconds
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["MathAnswer", "grade"]
+
+DOLLARS = re.compile(r"(?<!\\)\$([^$\n]+)\$")
 
 
 @register("reward", "math_answer")
@@ -63,20 +67,75 @@ def grade(response: str, reference: str) -> float:
     """Returns 1 if response and reference answer are equivalent, else 0; runs in a worker, without a time
     limit.
     """
-    from math_verify import verify
-
     if (verdict := _same_based_number(response, reference)) is not None:
         return float(verdict)
-    has_math = "$" in reference.replace(r"\$", "") or last_boxed(reference) is not None
-    expected = _parse(reference if has_math else f"${rewritten(reference)}$")
-    parsed = _parse(response)
-    if not expected or not parsed:
-        return 0.0
-    # An undecidable comparison raises; it counts as not equivalent, and the other direction may succeed.
+    given, expected = _formula(response), _formula(reference, is_reference=True)
+    if given is None or expected is None:
+        given_value, expected_value = given, expected
+    else:
+        one, other = measured(given, expected), measured(expected, given)
+        if not same_unit(one.unit, other.unit):
+            return 0.0
+        if one.is_percent != other.is_percent:
+            return float(
+                _percent_equals(*((one.value, other.value) if one.is_percent else (other.value, one.value)))
+            )
+        given_value, expected_value = one.value, other.value
     return float(
-        verify(expected, parsed, timeout_seconds=None, raise_on_error=False)
-        or verify(parsed, expected, timeout_seconds=None, raise_on_error=False)
+        _equivalent(
+            _parse_text(response) if given_value is None else _parse_formula(given_value),
+            _parse_text(reference) if expected_value is None else _parse_formula(expected_value),
+        )
     )
+
+
+def _formula(text: str, *, is_reference: bool = False) -> str | None:
+    """Returns the formula that a text consists of; None for prose, from which math-verify extracts one.
+
+    The content of a box is a formula: the plain-text parser would extract single numbers from text that is
+    not valid LaTeX.
+    """
+    boxed = last_boxed(text)
+    if boxed is None:
+        if not is_reference or "$" in text.replace(r"\$", ""):
+            return None
+        boxed = text.rpartition("####")[2]  # GSM8K's mark before the final answer.
+    return " ".join(rewritten(boxed).replace("$", " ").split())
+
+
+def _percent_equals(percentage: str, number: str) -> bool:
+    """Returns whether a percentage is a number: 50% may be written as 50 and as 0.5."""
+    expected = _parse_formula(number)
+    return any(
+        _equivalent(_parse_formula(value), expected)
+        for value in (percentage, rf"\frac{{{percentage}}}{{100}}")
+    )
+
+
+def _equivalent(given: list[Any], expected: list[Any]) -> bool:
+    from math_verify import verify
+
+    if not given or not expected:
+        return False
+    given, expected = _with_imaginary_unit(given, expected)
+    # An undecidable comparison raises; it counts as not equivalent, and the other direction may succeed.
+    return bool(
+        verify(expected, given, timeout_seconds=None, raise_on_error=False)
+        or verify(given, expected, timeout_seconds=None, raise_on_error=False)
+    )
+
+
+def _with_imaginary_unit(*sides: list[Any]) -> list[list[Any]]:
+    """Returns the expressions with the symbol i as the imaginary unit if an exponent contains it."""
+    import sympy
+
+    expressions = [each for side in sides for each in side if isinstance(each, sympy.Basic)]
+    # The parser's symbols have assumptions, so they are compared by name.
+    units = {symbol for each in expressions for symbol in each.free_symbols if str(symbol) == "i"}
+    if not any(power.has(*units) for each in expressions for power in each.atoms(sympy.exp) if units):
+        return list(sides)
+    values = dict.fromkeys(units, sympy.I)
+    return [[each.subs(values) if isinstance(each, sympy.Basic) else each for each in side] for side in sides]
 
 
 def _same_based_number(response: str, reference: str) -> bool | None:
@@ -94,17 +153,28 @@ def _same_based_number(response: str, reference: str) -> bool | None:
     return digits.isalnum() and based_number(f"{digits}_{expected[1]}") == expected
 
 
-def _parse(text: str) -> list[Any]:
+def _parse_formula(formula: str) -> list[Any]:
+    # An empty formula would be `$$`, the begin of another one.
+    return _parse(f"${formula}$", is_formula=True) if formula.strip() else []
+
+
+def _parse_text(text: str) -> list[Any]:
+    def without_unit(match: re.Match[str]) -> str:
+        return f"${measured(match[1], '').value}$"
+
+    return _parse(DOLLARS.sub(without_unit, rewritten(text)), is_formula=False)
+
+
+def _parse(text: str, *, is_formula: bool) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    boxed = last_boxed(text)
-    if boxed is not None:
-        # The content of a box is a formula; the plain-text parser would extract single numbers from text
-        # that is not valid LaTeX.
-        boxed = rewritten(boxed).replace("$", " ")
-        text, targets = f"${' '.join(boxed.split())}$", [LatexExtractionConfig()]
-    else:
-        text, targets = rewritten(text), [LatexExtractionConfig(), ExprExtractionConfig()]
+    # math-verify takes any of many letters at the end of a formula for a unit: 3t would be 3.
+    settings = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
+    )
+    latex = LatexExtractionConfig(normalization_config=settings)
+    targets = [latex] if is_formula else [latex, ExprExtractionConfig()]
     expressions: list[Any] = parse(
         text, extraction_config=targets, fallback_mode="no_fallback", parsing_timeout=None
     )
