@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from titanrl.components.rewards.math_text import based_number, rewritten
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MathAnswer", "grade"]
 
+PLAIN_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+"""A number that needs no parser to be known as readable."""
 DOLLARS = re.compile(r"(?<!\\)\$([^$\n]+)\$")
 
 
@@ -30,10 +33,13 @@ class MathAnswer:
     The response's last balanced ``\boxed{...}`` is graded; without one, the value that math-verify
     extracts from the text. The reference answer is parsed by the same rules; without a dollar sign or a
     box it is parsed as a formula. Currency signs, spaces between groups of digits, ``1.5e3``, ``3 1/2``,
-    repeating decimals, the Unicode minus and bases such as ``1010_2`` are read on both sides. Equivalence
-    is tested in both directions, so the result does not depend on which side is the reference. Texts that
-    cannot be parsed are equivalent to nothing, not even to each other. math-verify's own timeouts need
-    the main thread's signals, so they are disabled; the worker pool enforces the timeout.
+    repeating decimals, Unicode symbols and bases such as ``1010_2`` are read on both sides. A unit behind
+    a value, ``5\text{ cm}``, may be missing on one side; two different units are not equivalent, and
+    values are not converted. ``50\%`` is equivalent to 50 and to 0.5. Equivalence is tested in both
+    directions, so the result does not depend on which side is the reference. Texts that cannot be parsed
+    are equivalent to nothing, not even to each other; `titanrl check --data` counts such references.
+    math-verify's own timeouts need the main thread's signals, so they are disabled; the worker pool
+    enforces the timeout.
 
     Source: math-verify 0.9.
     """
@@ -61,6 +67,28 @@ class MathAnswer:
             grade, pairs, timeout_seconds=self.timeout_seconds, imports=("math_verify", "sympy.solvers")
         )
         return [outcome.score for outcome in outcomes]
+
+    def unreadable_references(self, references: Sequence[str]) -> list[str | None]:
+        """Returns, for each reference answer, why no response can be equivalent to it; None if one can."""
+        pairs = [(reference,) for reference in references]
+        results = map_with_timeout(
+            is_readable, pairs, timeout_seconds=self.timeout_seconds, imports=("math_verify", "sympy.solvers")
+        )
+        reasons = [result.failure for result in results]
+        return [
+            reason or (None if result.value else "it is no formula that math-verify reads")
+            for reason, result in zip(reasons, results, strict=True)
+        ]
+
+
+def is_readable(reference: str) -> bool:
+    """Returns whether a reference answer can be parsed; runs in a worker, without a time limit."""
+    if PLAIN_NUMBER.fullmatch(reference.strip()) or based_number(last_boxed(reference) or reference):
+        return True
+    formula = _formula(reference, is_reference=True)
+    if formula is None:
+        return bool(_parse_text(reference))
+    return bool(_parse_formula(measured(formula, "").value))
 
 
 def grade(response: str, reference: str) -> float:
@@ -166,13 +194,10 @@ def _parse_text(text: str) -> list[Any]:
 
 
 def _parse(text: str, *, is_formula: bool) -> list[Any]:
-    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     # math-verify takes any of many letters at the end of a formula for a unit: 3t would be 3.
-    settings = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
-    )
+    settings = replace(LatexExtractionConfig().normalization_config, units=False)
     latex = LatexExtractionConfig(normalization_config=settings)
     targets = [latex] if is_formula else [latex, ExprExtractionConfig()]
     expressions: list[Any] = parse(

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from titanrl.cli.references import unreadable_references
 from titanrl.errors import fold_faults
 from titanrl.eval.overlap import compare
 from titanrl.registry import declared
@@ -109,6 +110,11 @@ def _scan_prompts(experiment: Experiment, console: Console) -> int:
             style = "red" if all_lack else "yellow"
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
             num_bad += count if all_lack else 0
+        for unreadable in unreadable_references(table, report.references, experiment.reward):
+            are_all = unreadable.num_prompts == len(lengths)
+            style = "red" if are_all else "yellow"
+            console.print(unreadable.text, style=style, markup=False, highlight=False, soft_wrap=True)
+            num_bad += unreadable.num_prompts if are_all else 0
     return num_bad
 
 

@@ -78,6 +78,8 @@ class PromptReport(NamedTuple):
     """Number of these prompts without a reference answer."""
     lacking: dict[str, int]
     """Column that a reward needs -> number of these prompts without it; absent if all have it."""
+    references: dict[str, int]
+    """Reference answer -> number of these prompts that have it."""
 
 
 class PromptLoader:
@@ -160,7 +162,7 @@ class PromptLoader:
         """
         problems: list[tuple[str, str]] = []
         lengths: list[int] = []
-        unanswered, lacking = 0, Counter[str]()
+        unanswered, lacking, references = 0, Counter[str](), Counter[str]()
         for index in range(len(self.source)):
             try:
                 prompt = self._read(index)
@@ -169,11 +171,12 @@ class PromptLoader:
             else:
                 lengths.append(len(prompt.ids))
                 unanswered += not prompt.answer
+                references.update([prompt.answer] if prompt.answer else [])
                 lacking.update(column for column in columns if lookup(prompt.columns, column) is None)
                 if fault := self._fault(prompt):
                     problems.append((f"[{self._table}] prompt {index}", fault))
             advance()
-        return PromptReport(problems, lengths, unanswered, dict(lacking))
+        return PromptReport(problems, lengths, unanswered, dict(lacking), dict(references))
 
     def _fault(self, prompt: TokenizedPrompt) -> str:
         """Return the reason why a prompt cannot be used, or an empty string."""

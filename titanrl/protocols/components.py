@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tensordict import TensorDict
     from torch import Tensor
@@ -21,6 +21,7 @@ __all__ = [
     "KLEstimator",
     "PolicyLoss",
     "PolicyOutputs",
+    "ReadsReferences",
     "RewardFunction",
     "Stateful",
     "TokenLoss",
@@ -128,10 +129,19 @@ class RewardFunction(Protocol):
 
     A class may declare ``per_token = True`` and return [N, L], one value per label position; or ``outputs``,
     a tuple of names, and return a mapping of these names to [N]; and ``out_keys``, registered batch keys that
-    the mapping then holds too. See ``titanrl.rollout.rewards.score_rewards``.
+    the mapping then holds too. See ``titanrl.rollout.rewards.score_rewards``. A reward with a method
+    ``unreadable_references`` is a ``ReadsReferences``.
     """
 
     def __call__(self, batch: TensorDict) -> Tensor | Mapping[str, Tensor]: ...
+
+
+@runtime_checkable
+class ReadsReferences(Protocol):
+    """A reward that may be unable to read a reference answer; `titanrl check --data` counts such prompts."""
+
+    def unreadable_references(self, references: Sequence[str]) -> list[str | None]:
+        """Return, for each reference answer, why the reward cannot read it; None if it can."""
 
 
 @runtime_checkable

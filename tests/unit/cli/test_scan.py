@@ -156,3 +156,22 @@ def test_scan_refuses_a_source_without_the_columns_that_a_reward_reads(file: Pat
     result = titanrl("check", file, "--data", "--set", source, "--set", nested)
     assert result.exit_code == 0, result.output
     assert "1 of 2 prompts have no column 'info.level', which the reward 'function' reads." in result.output
+
+
+@pytest.mark.slow
+def test_scan_counts_reference_answers_that_a_reward_cannot_read(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    source = ["--set", f"prompts={{name='jsonl', path='{path}'}}", "--set", "reward=[{name='math_answer'}]"]
+    answers = ["2", r"\frac{1}{2}", r"x \frac{", r"x \frac{", "1010_2", r"\text{Tuesday}", "]"]
+    path.write_text("\n".join(json.dumps({"prompt": "q", "answer": answer}) for answer in answers))
+    result = titanrl("check", file, "--data", *source)
+    assert result.exit_code == 0, result.output
+    text = (
+        "[prompts] 3 of 7 prompts have a reference answer that the reward 'math_answer' cannot read; no "
+        r"response to them is correct. 'x \\frac{': it is no formula that math-verify reads; ']': "
+    )
+    assert text in result.output
+    path.write_text(json.dumps({"prompt": "q", "answer": "]"}))
+    result = titanrl("check", file, "--data", *source)
+    assert result.exit_code == 2
+    assert "[prompts] 1 of 1 prompts have a reference answer that the reward 'math_answer'" in result.output
