@@ -66,6 +66,16 @@ name = "dataset"
 path = "{root}/tests/experiments/data/preference.jsonl"
 format = "preference"
 """
+ENVIRONMENT = """
+[environment]
+name = "guess_number"
+largest = 9
+max_turns = 3
+[[reward]]
+name = "environment"
+weight = 2.0
+"""
+"""Rollouts of three turns, each a row of its own: the template forgets the turns of the policy."""
 CRITIC = "[critic.optimizer]\nlr = 1e-3\neps = 1e-3\n"
 TENSOR, PIPELINE = "parallelism.tensor_parallel_degree=2", "parallelism.pipeline_parallel_degree=2"
 EXPERT = "parallelism.expert_parallel_degree=2"
@@ -77,9 +87,16 @@ RUNS = {
     "shared pipeline": ("shared", [PIPELINE]),
     "dpo tensor": ("dpo", [TENSOR]),
     "mixture experts": ("mixture", [EXPERT]),
+    "environment data": ("environment", ["parallelism.data_parallel_shard_degree=2"]),
+    "environment tensor": ("environment", [TENSOR]),
+    "environment pipeline": ("environment", [PIPELINE]),
 }
 """Run -> experiment, and the mesh of two ranks."""
+TEMPLATE = "{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}assistant: "
 SAME = (
+    "environment/turns",
+    "environment/rows",
+    "sample/tokens",
     "reward/mean",
     "loss/total",
     "update/grad_norm",
@@ -105,9 +122,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dpo", "dpo", FIXED),
         ("mixture", "grpo", SAMPLED),
         ("shared", "ppo_shared", SAMPLED),
+        ("environment", "grpo", SAMPLED + ENVIRONMENT),
     ):
         model = "mixture" if name == "mixture" else "model"
         text = (FILE + rest).format(root=ROOT, folder=folder, preset=preset, model=model)
+        if name == "environment":
+            text = text.replace("[model]", f"[model]\nchat_template = {json.dumps(TEMPLATE)}")
         (folder / f"{name}.toml").write_text(text)
     return folder
 
@@ -116,7 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(folder: Path) -> dict[str, Path]:
     """The folder of every run, on one process by the experiment's name and on two by the run's."""
     done: dict[str, Path] = {}
-    alone = {kind: (kind, []) for kind in ("grpo", "ppo", "shared", "dpo", "mixture")}
+    alone = {kind: (kind, []) for kind in ("grpo", "ppo", "shared", "dpo", "mixture", "environment")}
     for processes, cases in ((1, alone), (2, RUNS)):
         files = {name: (folder / f"{kind}.toml", overrides) for name, (kind, overrides) in cases.items()}
         done |= train_on_ranks(folder / str(processes), processes, files, timeout_seconds=500)

@@ -148,7 +148,11 @@ def evaluate(context: RolloutContext, settings: Evaluation, prompts: PromptLoade
     )
     responses = rollouts.responses
     groups = [responses[start : start + num_samples] for start in range(0, len(responses), num_samples)]
-    identities = [tuple(request.prompt_ids) for request in requests[::num_samples]]
+    # The tasks of an environment may all begin with the same text.
+    identities: list[Hashable] = [
+        tuple(request.prompt_ids) if context.environment is None else request.prompt_id
+        for request in requests[::num_samples]
+    ]
 
     def mean_of(values: Sequence[float]) -> MeanCI:
         return _mean_ci(values, identities, mean_interval)

@@ -39,6 +39,7 @@ SOURCES: list[dict[str, Any]] = [
     ),
     {"name": "reasoning_gym", **TASK},
     {"name": "reasoning_gym_demonstrations", **TASK},
+    {"name": "tasks", "prompt": "Guess.", "size": 5, "first": 2},
 ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import NonTensorData, NonTensorStack
 
 from titanrl.data.collate import ROW_STRIDE, collate_rollouts
 from titanrl.errors import TrainingError
@@ -87,8 +88,8 @@ def rows_of_rollouts(
         batch[key] = torch.tensor(values, dtype=torch.int64)
     batch["step_reward"] = torch.tensor(step_rewards, dtype=torch.float32)
     batch["text", "response"] = responses
-    batch["text", "transcript"] = transcripts
-    batch["text", "outcome"] = outcomes
+    for key, each in (("transcript", transcripts), ("outcome", outcomes)):
+        batch["text", key] = NonTensorStack(*map(NonTensorData, each))  # A list of lists would be a tensor.
     return batch
 
 
