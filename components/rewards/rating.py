@@ -1,10 +1,11 @@
-"""Reading of a judge's rating: a reply that states one number in a known format, or a failure."""
+"""Reading of a judge's reply: one number or one choice in a known format, or a failure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-__all__ = ["parse_rating"]
+__all__ = ["parse_choice", "parse_rating"]
 
 NUMBER = r"[-+−]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 NAME = "rating|score|grade|mark|result|answer|verdict"
@@ -16,6 +17,8 @@ STATED = re.compile(
     re.IGNORECASE,
 )
 """A line that is a rating: the number alone, after a label, or with the best rating after it."""
+CHOSEN = re.compile(rf"{LABEL}(?:\[\[?|\()?\s*([A-Za-z]+)\s*(?:\]?\]|\))?\s*[.!]?", re.IGNORECASE)
+"""A line that is a choice: a word alone, or after a label."""
 MENTIONED = re.compile(rf"({NUMBER})(?:\s*\(?\s*{OUT_OF}(?:\s*\))?)?", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
 """Digits of all scripts."""
@@ -54,6 +57,23 @@ def parse_rating(reply: str, scale: tuple[float, float]) -> float | str:
     if not scale[0] <= rating <= scale[1]:
         return _failure("gave no rating", scale, reply)
     return rating
+
+
+def parse_choice(reply: str, choices: Mapping[str, float]) -> float | str:
+    """Returns the number of the choice that a judge's reply ends with, or why it ends with none.
+
+    The last line must be the choice and nothing else: `yes`, `Verdict: A`, `[[B]]`, `**tie**`.
+
+    Args:
+        reply: text of the reply.
+        choices: choice in small letters -> its number.
+    """
+    lines = [line for line in (_plain(line) for line in reply.splitlines()) if line]
+    match = CHOSEN.fullmatch(lines[-1]) if lines else None
+    if match is not None and (choice := match[1].lower()) in choices:
+        return choices[choice]
+    expected = " or ".join(choices)
+    return f"the model's last line is none of {expected}, its reply ends with {reply[-100:]!r}"
 
 
 def _plain(line: str) -> str:
