@@ -98,6 +98,14 @@ KINDS = {
         "`max_turns`, `timeout_seconds` and `concurrency` are keys of every environment. See "
         "[Write an environment](../write-an-environment.md).",
     ),
+    "tool": Kind(
+        "Tools",
+        "[[environment.tool]]",
+        "settings.start() -> a live tool; tool.open(row) -> its functions in one rollout",
+        "A tool is one or more functions that the policy may call in the environment "
+        "[`tools`](environment.md#tools). `timeout_seconds`, `max_result_chars` and `concurrency` are keys of "
+        "every tool. [Tools](../tools.md) describes calls, limits and outcomes.",
+    ),
     "source": Kind(
         "Sources",
         "[prompts] or [data]; [evaluation.prompts] or [evaluation.data]",

@@ -41,6 +41,7 @@ FOLDERS = MappingProxyType(
         "sampler": "samplers",
         "source": "sources",
         "environment": "environments",
+        "tool": "tools",
     }
 )
 """Each kind of component, and the folder of ``components/`` that holds the built-in ones."""

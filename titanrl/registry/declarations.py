@@ -114,6 +114,7 @@ _DECLARATIONS: dict[str, dict[str, Declaration]] = {
     },
     "sampler": {"out_keys": OUT_KEYS, "requires": REQUIRES},
     "environment": {"requires": REQUIRES},
+    "tool": {"requires": REQUIRES},
     "source": {
         "out_keys": OUT_KEYS,
         "is_paired": Declaration(
@@ -143,11 +144,12 @@ METHODS = MappingProxyType(
         "sampler": "start(self, context)",
         "source": "open(self)",
         "environment": "start(self, context)",
+        "tool": "start(self)",
     }
 )
 """Kind of component -> the method that does its work."""
 
-STATELESS = ("source", "environment")
+STATELESS = ("source", "environment", "tool")
 """Kinds whose components may have no state: a source's position is the loader's, and unfinished rollouts
 begin again."""
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from titanrl.ops.columns import lookup
+from titanrl.runtime.dotted import load_dotted
 
 __all__ = ["FORMS", "Form", "Row", "Signature", "call_in_process", "signature_of"]
 
@@ -152,7 +150,7 @@ def signature_of(path: str, arguments: tuple[tuple[str, str], ...] = ()) -> Sign
     Raises:
         ValueError: there is no such function, or its parameters tell no form.
     """
-    function = _load(path)
+    function: Callable[..., Any] = load_dotted(path)
     try:
         parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError) as error:
@@ -190,27 +188,6 @@ def call_in_process(path: str, arguments: tuple[tuple[str, str], ...], chat: boo
     result = signature_of(path, arguments).scores([row], chat)
     (value,) = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     return None if value is None else float(value)
-
-
-def _load(path: str) -> Callable[..., Any]:
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"function must be 'module:name', got {path!r}.")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        value: Any = importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except Exception as error:  # Whatever a user's file raises is a mistake of the experiment.
-        text = f"{type(error).__name__}: {str(error).rstrip('.')}"
-        raise ValueError(
-            f"function {path!r} cannot be imported: {text}; correct it, or add its file to imports."
-        ) from None
-    if not callable(value):
-        raise ValueError(f"function {path!r} must be a function, got {type(value).__name__}.")
-    function: Callable[..., Any] = value
-    return function
 
 
 def _as_chat(names: Sequence[str], value: Any, chat: bool) -> Any:

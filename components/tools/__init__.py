@@ -1,0 +1,1 @@
+"""Tools: functions that the policy may call."""

@@ -1,0 +1,228 @@
+"""The built-in tools."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titanrl.components.tools.calculator import calculate
+from titanrl.errors import ConfigError
+from titanrl.protocols import RolloutRequest
+from titanrl.protocols.tools import ToolCall
+from titanrl.registry.decode import build
+from titanrl.runtime.tools.table import ToolTable
+from titanrl.runtime.tools.toolbox import Toolbox, ToolResult
+
+ROW = RolloutRequest([1], 0, 0, text="Buy.", answer="4", columns={"price": 3, "shop": "a"})
+
+
+def play(table: Mapping[str, Any], *calls: ToolCall, row: RolloutRequest = ROW) -> list[ToolResult]:
+    async def session() -> list[ToolResult]:
+        opened = await box.open(row)
+        results = [(await opened.call([call]))[0] for call in calls]
+        await opened.close()
+        return [*(ToolResult("", text, "ok") for text in opened.observations), *results]
+
+    box = Toolbox([ToolTable(component=build("tool", table))])
+    try:
+        return asyncio.run(session())
+    finally:
+        box.close()
+
+
+# --------------------------------------------------------------------------------------------------- calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(3 + 4) * -2", "-14"),
+        ("7 / 2", "3.5"),
+        ("6 / 2", "3"),
+        ("7 // 2 + 7 % 4", "6"),
+        ("2^10 × 3 ÷ 2 − 1", "1535"),
+        ("2 ** 100", "1267650600228229401496703205376"),
+        ("(-1) ** 100000000001", "-1"),
+        ("sqrt(16) + max(1, 2, 3)", "7"),
+        ("round(2 / 3, 2)", "0.67"),
+        ("0.1 + 0.2", "0.30000000000000004"),
+        ("floor(pi)", "3"),
+        ("1e20", "1e+20"),
+    ],
+)
+def test_calculator_calculates(expression: str, value: str) -> None:
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("1 / 0", "division by zero"),
+        ("9 ** 9 ** 9", "the number has more than 1000 digits"),
+        ("(10 ** 999) * (10 ** 999)", "the number has more than 1000 digits"),
+        ("10 ** 999 ** 0.9 * (10 ** 999) / 3.0 * 1e308", "too large|Numerical result|more than|out of range"),
+        ("(-8) ** 0.5", "the result is no real number"),
+        ("2.0 ** 100000", "out of range|too large"),
+        ("exp(1000)", "range error"),
+        ("__import__('os')", "is not allowed"),
+        ("(1).real", "is not allowed"),
+        ("[1] * 1000000", "is not allowed"),
+        ("'a' * 3", "is not allowed"),
+        ("1 if 2 else 3", "is not allowed"),
+        ("1 < 2", "is not allowed"),
+        ("True + 1", "is not allowed"),
+        ("1 << 4000000", "is not allowed"),
+        ("sqrt(1, 2)", "takes exactly one argument"),
+        ("round(1.5, ndigits=1)", "takes no named arguments"),
+        ("round(1, 2.5)", "cannot be interpreted as an integer"),
+        ("2 +", "this is no arithmetic expression"),
+        ("", "this is no arithmetic expression"),
+        ("\x00", "this is no arithmetic expression"),
+        ("9" * 5000, "the expression must have at most 1000 characters"),
+        ("-" * 500 + "1", "nested at most 60 deep"),
+        ("(" * 400 + "1" + ")" * 400, "this is no arithmetic expression"),
+    ],
+)
+def test_calculator_refuses_what_is_no_arithmetic_or_too_large(expression: str, error: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises((ValueError, ArithmeticError)) as caught:
+        calculate(expression)
+    assert any(each in str(caught.value) for each in error.split("|")), str(caught.value)
+    assert time.monotonic() - begin < 1
+
+
+def test_calculator_is_a_tool() -> None:
+    good, wrong, bad = play(
+        {"name": "calculator"},
+        ToolCall("calculator", {"expression": "6 * 7"}),
+        ToolCall("calculator", {"expression": "1 / 0"}),
+        ToolCall("calculator", {"expr": "1"}),
+    )
+    assert (good.outcome, good.content) == ("ok", "42")
+    assert (wrong.outcome, wrong.content) == ("error", "Error: ZeroDivisionError: division by zero")
+    assert bad.outcome == "bad_arguments"
+
+
+# ---------------------------------------------------------------------------------------- functions and objects
+
+MODULE = '''
+import asyncio
+
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: Number.
+    """
+    return 2 * n
+
+async def later(n: int) -> int:
+    """Double a number later.
+
+    Args:
+        n: Number.
+    """
+    await asyncio.sleep(0)
+    return 2 * n
+
+def undocumented(n: int) -> int:
+    return n
+
+class Shop:
+    closed = 0
+
+    def __init__(self):
+        self.items = []
+
+    def reset(self, price, **row):
+        self.price = price
+        return f"The price is {price}; {row['shop']}; {row['answer']}."
+
+    def buy(self, item: str) -> list[str]:
+        """Buy an item.
+
+        Args:
+            item: Name.
+        """
+        self.items.append(item)
+        return self.items
+
+    def close(self):
+        type(self).closed += 1
+
+class Plain:
+    def reset(self, shop):
+        self.shop = shop
+
+    def name(self) -> str:
+        """Return the name of the shop."""
+        return self.shop
+
+class Empty:
+    pass
+
+number = 3
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"my_tools_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("name", ["double", "later"])
+def test_functions_are_tools(module: str, name: str) -> None:
+    good, bad = play(
+        {"name": "function", "function": f"{module}:{name}"},
+        ToolCall(name, {"n": "4"}),
+        ToolCall(name, {"n": "x"}),
+    )
+    assert (good.outcome, good.content) == ("ok", "8")
+    assert bad.outcome == "bad_arguments"
+    assert bad.content.startswith("Error: n: Input should be a valid integer")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("undocumented", "has no docstring"),
+        ("nothing", "cannot be imported: AttributeError"),
+        ("number", "must be a function, got int"),
+    ],
+)
+def test_wrong_functions_are_errors_of_the_table(module: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build("tool", {"name": "function", "function": f"{module}:{name}"})
+    assert message in str(caught.value)
+
+
+def test_objects_have_a_state_per_rollout(module: str) -> None:
+    table = {"name": "toolset", "factory": f"{module}:Shop"}
+    for _ in range(2):
+        greeting, first, second = play(
+            table, ToolCall("buy", {"item": "tea"}), ToolCall("buy", {"item": "milk"})
+        )
+        assert greeting.content == "The price is 3; a; 4."
+        assert (first.content, second.content) == ('["tea"]', '["tea", "milk"]')
+    import importlib
+
+    assert importlib.import_module(module).Shop.closed == 4  # Two for the schemas.
+
+
+def test_reset_gets_the_columns_that_it_names(module: str) -> None:
+    (result,) = play({"name": "toolset", "factory": f"{module}:Plain"}, ToolCall("name", {}))
+    assert result.content == "a"
+
+
+def test_objects_without_tools_are_refused(module: str) -> None:
+    with pytest.raises(ValueError, match="without public methods that have a docstring"):
+        build("tool", {"name": "toolset", "factory": f"{module}:Empty"}).start()
