@@ -103,8 +103,8 @@ KINDS = {
         "[[environment.tool]]",
         "settings.start() -> a live tool; tool.open(row) -> its functions in one rollout",
         "A tool is one or more functions that the policy may call in the environment "
-        "[`tools`](environment.md#tools). `timeout_seconds`, `max_result_chars` and `concurrency` are keys of "
-        "every tool. [Tools](../tools.md) describes calls, limits and outcomes.",
+        "[`tools`](environment.md#tools). `timeout_seconds`, `max_result_chars` and `concurrency` are keys "
+        "of every tool. [Tools](../tools.md) describes calls, limits and outcomes.",
     ),
     "source": Kind(
         "Sources",

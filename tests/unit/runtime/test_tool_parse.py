@@ -51,7 +51,7 @@ OTHERS = [
     ("mistral", '[TOOL_CALLS]find{"text": "3", "n": 2}'),
     (
         "deepseek",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"text": "3", "n": 2}<｜tool▁call▁end｜>',
+        '<｜tool▁call▁begin｜>find<｜tool▁sep｜>{"text": "3", "n": 2}<｜tool▁call▁end｜>',
     ),
     ("glm", '<tool_call>find\n{"text": "3", "n": 2}</tool_call>'),
     ("hermes", '<tool_call>{"name": "find", "arguments": "{\\"text\\": \\"3\\", \\"n\\": 2}"}</tool_call>'),
@@ -98,8 +98,8 @@ def test_several_calls_and_problems_keep_their_order() -> None:
     turn = ToolParser("hermes", SCHEMAS).parse(f"{good}\n<tool_call>{{'name'}}</tool_call>\n{good}")
     assert turn.calls == (FIND, turn.problems[0], FIND)
     assert turn.problems[0] == (
-        "this tool call cannot be read: its JSON is invalid: Expecting property name enclosed in double quotes "
-        "at character 2."
+        "this tool call cannot be read: its JSON is invalid: Expecting property name enclosed in double "
+        "quotes at character 2."
     )
     llama = ToolParser("llama3", SCHEMAS).parse("; ".join([WRITTEN["llama3"]] * 2))
     assert llama.calls == (FIND, FIND)
@@ -146,8 +146,8 @@ def test_calls_that_cannot_be_read_are_problems(name: str, text: str, reason: st
 
 def test_arguments_written_as_text_get_the_types_of_the_schema() -> None:
     text = (
-        "<tool_call><function=find><parameter=text>\nline 1\n  line 2\n</parameter><parameter=n>many</parameter>"
-        "<parameter=note>null</parameter><parameter=other>[1]</parameter></function></tool_call>"
+        "<tool_call><function=find><parameter=text>\nline 1\n  line 2\n</parameter>"
+        "<parameter=n>many</parameter><parameter=note>null</parameter><parameter=other>[1]</parameter></function></tool_call>"
     )
     (call,) = ToolParser("qwen3_coder", SCHEMAS).parse(text).tool_calls
     assert call.arguments == {"text": "line 1\n  line 2", "n": "many", "note": None, "other": [1]}
@@ -193,15 +193,15 @@ def test_an_unknown_format_is_an_error() -> None:
         ToolParser("hermess")
 
 
-# ----------------------------------------------------------------------------------------------- chat templates
+# ------------------------------------------------------------------------------------- chat templates
 
 CALLS = {
-    "qwen3-coder": "<tool_call>\\n<function={{ f.name }}>\\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>"
-    "\\n{{ v }}\\n</parameter>\\n{% endfor %}</function>\\n</tool_call>",
-    "glm-4.5": "\\n<tool_call>{{ f.name }}\\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\\n"
-    "<arg_value>{{ v }}</arg_value>\\n{% endfor %}</tool_call>",
-    "deepseek-v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\\n```json\\n"
-    "{{ f.arguments }}\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
+    "qwen3-coder": "<tool_call>\\n<function={{ f.name }}>\\n{% for k, v in f.arguments.items() %}"
+    "<parameter={{ k }}>\\n{{ v }}\\n</parameter>\\n{% endfor %}</function>\\n</tool_call>",
+    "glm-4.5": "\\n<tool_call>{{ f.name }}\\n{% for k, v in f.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>\\n<arg_value>{{ v }}</arg_value>\\n{% endfor %}</tool_call>",
+    "deepseek-v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\\n"
+    "```json\\n{{ f.arguments }}\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
 }
 """Call in the style of further families; DeepSeek's template joins the arguments as text."""
 

@@ -22,7 +22,7 @@ class Format(NamedTuple):
     start: re.Pattern[str]
     """Where the calls begin; the text before is the content."""
     parse: Callable[[str, Types], Iterator[ToolCall | str]]
-    """The part of a response from the first call on -> calls, and the problems of those that cannot be read."""
+    """The part of a response from the first call on -> calls, or problems of those that cannot be read."""
     models: str
     """Model families that use it."""
 
@@ -86,7 +86,7 @@ def _between(text: str, start: str, end: str) -> Iterator[str]:
         yield part.partition(end)[0].strip()
 
 
-# ------------------------------------------------------------------------------------- <tool_call> ... </tool_call>
+# ------------------------------------------------------------------------------ <tool_call> ... </tool_call>
 
 
 def _hermes(text: str, types: Types) -> Iterator[ToolCall | str]:
@@ -136,7 +136,7 @@ def _typed(name: str, key: str, value: str, types: Types) -> Any:
     return value if takes_text and not (parsed is None and len(options) > 1) else parsed
 
 
-# ---------------------------------------------------------------------------------------------------------- Llama 3
+# --------------------------------------------------------------------------------------------------- Llama 3
 
 
 def _llama3(text: str, types: Types) -> Iterator[ToolCall | str]:
@@ -155,7 +155,7 @@ def _llama3(text: str, types: Types) -> Iterator[ToolCall | str]:
         text = text[end:].lstrip("; \n\t").removeprefix("<|python_tag|>").strip()
 
 
-# ---------------------------------------------------------------------------------------------------------- Mistral
+# --------------------------------------------------------------------------------------------------- Mistral
 
 
 def _mistral(text: str, types: Types) -> Iterator[ToolCall | str]:
@@ -183,7 +183,7 @@ def _named(body: str) -> ToolCall:
     return ToolCall(name, _arguments(arguments))
 
 
-# --------------------------------------------------------------------------------------------------------- DeepSeek
+# -------------------------------------------------------------------------------------------------- DeepSeek
 
 _BEGIN, _END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 

@@ -11,7 +11,7 @@ from titanrl.errors import did_you_mean
 from titanrl.protocols.tools import ToolCall
 from titanrl.runtime.tools.formats import FORMATS, Types
 
-__all__ = ["ParsedTurn", "ToolParser", "opens_thoughts", "prints_tools", "recognise"]
+__all__ = ["ParsedTurn", "ToolParser", "opens_thoughts", "prints_tools", "recognise", "special_tokens"]
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 MARK = "\ue100\ue101"
@@ -110,7 +110,7 @@ def recognise(tokenizer: Any) -> str | None:
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
     """
-    special = _special_tokens(tokenizer)
+    special = special_tokens(tokenizer)
     for arguments, content in itertools.product(
         (EXPECTED.arguments, json.dumps(EXPECTED.arguments)), ("", None)
     ):
@@ -160,10 +160,11 @@ def _rendered(
     return str(text)
 
 
-def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
+def special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts of all special tokens, the named ones and those added to the vocabulary."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     return tuple(
-        dict.fromkeys([*tokenizer.all_special_tokens, *(str(each) for each in added if each.special)])
+        dict.fromkeys([*tokenizer.allspecial_tokens, *(str(each) for each in added if each.special)])
     )
 
 

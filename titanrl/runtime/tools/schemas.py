@@ -13,6 +13,8 @@ from titanrl.protocols.tools import BadArguments
 
 __all__ = ["FunctionTool", "public_methods"]
 
+NO_TOOLS = ("reset", "close", "reward")
+"""Methods of an object that the rollout calls, not the policy."""
 MAX_MISTAKES = 5
 """Wrong arguments that a message names."""
 
@@ -20,8 +22,8 @@ MAX_MISTAKES = 5
 class FunctionTool:
     """A Python function as a tool: a type hint of each parameter, a docstring in Google's style.
 
-    Types are those of pydantic: numbers, texts, Literal, Optional and other unions, lists, dicts, dataclasses,
-    TypedDicts, enums, also nested. Numbers in texts are converted, because policies quote them.
+    Types are those of pydantic: numbers, texts, Literal, Optional and other unions, lists, dicts,
+    dataclasses, TypedDicts, enums, also nested. Numbers in texts are converted, because policies quote them.
 
     Args:
         function: the function, or a bound method.
@@ -69,8 +71,8 @@ class FunctionTool:
             parameters = self._model.model_json_schema(by_alias=True)
         except Exception as error:  # pydantic raises several kinds for types without a schema.
             raise ValueError(
-                f"{label} has a parameter whose type JSON cannot express: {error}; use numbers, texts, lists, "
-                "dicts or dataclasses."
+                f"{label} has a parameter whose type JSON cannot express: {error}; use numbers, texts, "
+                "lists, dicts or dataclasses."
             ) from None
         self.schema = {
             "type": "function",
@@ -112,10 +114,10 @@ class FunctionTool:
 
 
 def public_methods(instance: Any) -> dict[str, Callable[..., Any]]:
-    """Return the methods of an object that are tools: public ones with a docstring, but ``reset`` and ``close``."""
+    """Return the tools of an object: its public methods with a docstring, without those in ``NO_TOOLS``."""
     methods = {}
     for name, function in inspect.getmembers(type(instance), inspect.isroutine):
-        if not name.startswith("_") and name not in ("reset", "close") and inspect.getdoc(function):
+        if not name.startswith("_") and name not in NO_TOOLS and inspect.getdoc(function):
             methods[name] = getattr(instance, name)
     return methods
 

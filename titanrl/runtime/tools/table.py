@@ -11,6 +11,9 @@ from titanrl.registry.decode import Component
 
 __all__ = ["ToolTable"]
 
+MARGIN_SECONDS = 10.0
+"""Time beyond the limit that a tool has of its own, for starting processes on a busy machine."""
+
 
 @validated
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +28,8 @@ class ToolTable:
     """Longest result, characters. A longer one is cut in the middle, with a note of the number left out."""
     concurrency: Annotated[int, Range("[1, 1024]")] = 32
     """Calls that run at a time on each rank; others wait, which does not count as time of the call."""
+
+    def __post_init__(self) -> None:
+        own = getattr(self.component, "timeout_seconds", None)
+        if own is not None:
+            object.__setattr__(self, "timeout_seconds", own + MARGIN_SECONDS)

@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["TimedOut", "call_with_timeout"]
 
 
-class TimedOut(Exception):
+class TimedOut(TimeoutError):
     """Raised when a call takes longer than its time limit."""
 
 

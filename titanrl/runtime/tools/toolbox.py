@@ -138,6 +138,7 @@ class ToolSession:
         self._toolbox = toolbox
         self._functions: dict[str, tuple[_Tool, Callable[[Mapping[str, Any]], Any]]] = {}
         self._closers: list[tuple[Callable[[], Any], float]] = []
+        self._rewards: list[tuple[Callable[[], Any], float]] = []
 
     def add(self, tool: _Tool, opened: OpenTool) -> None:
         """Add a tool that was opened for this rollout."""
@@ -146,6 +147,8 @@ class ToolSession:
             self._closers.append((opened.close, tool.table.timeout_seconds))
         if opened.observation:
             self.observations.append(opened.observation)
+        if opened.reward is not None:
+            self._rewards.append((opened.reward, tool.table.timeout_seconds))
 
     async def call(self, calls: Sequence[ToolCall | str]) -> list[ToolResult]:
         """Make the calls of one turn concurrently and return their results in order.
@@ -160,6 +163,16 @@ class ToolSession:
             self.outcomes[result.outcome] += 1
             self.outcomes["cut"] += result.is_cut
         return list(results)
+
+    async def reward(self) -> float | None:
+        """Return the sum of the tools' rewards; None: no tool gives one.
+
+        Raises:
+            Exception: a tool raises, or gives no number.
+        """
+        values = [await call_with_timeout(reward, seconds=seconds) for reward, seconds in self._rewards]
+        numbers = [float(value) for value in values if value is not None]
+        return sum(numbers) if numbers else None
 
     async def close(self) -> None:
         """Close the tools of this rollout; what they raise is ignored, because the rollout is over."""
@@ -198,6 +211,8 @@ async def _outcome(
             result = await call_with_timeout(_as_text, result, seconds=seconds)
     except TimedOut:
         return f"Error: {call.name} took longer than {seconds:g} s.", "timeout"
+    except TimeoutError as error:  # The tool's own limit.
+        return f"Error: {cut(error_text(error), MAX_ERROR_CHARS)}", "timeout"
     except BadArguments as error:
         return f"Error: {cut(str(error), MAX_ERROR_CHARS)}", "bad_arguments"
     except Exception as error:  # Whatever a tool raises is an outcome of its call.
