@@ -1,4 +1,4 @@
-"""An object whose public methods are tools, made anew for each rollout."""
+"""An object whose public methods are tools, one per rollout."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def check(
                 check_recipe(recipe, default_folder(file), nproc)
             else:
                 experiment = load_checked(file, overrides or [], nproc)
-                warnings = notices(experiment.reward)
+                warnings = notices(experiment.reward, experiment.environment)
                 ranks = nproc or experiment.parallelism.least_ranks
                 memory_text = _memory_text(estimate_rank_memory(experiment, ranks), ranks)
                 reward_text = _reward_text(experiment.reward, experiment.loop, experiment.parallelism, ranks)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from titanrl.config.engine_tables import Checkpoint, Compile, Parallelism, Training
+from titanrl.config.environment import EnvironmentTable
 from titanrl.config.experiment import Experiment
 from titanrl.config.load import load
 from titanrl.config.report_tables import Profile, Report
@@ -206,12 +207,13 @@ def _own_problems(components: Mapping[str, object]) -> list[Problem]:
     ]
 
 
-def notices(rewards: Sequence[Reward]) -> list[str]:
-    """Return what a user should know about rewards that can run, such as a missing protection."""
+def notices(rewards: Sequence[Reward], environment: EnvironmentTable | None = None) -> list[str]:
+    """Return what a user should know about components that can run, such as a missing protection."""
+    components: dict[str, object] = {f"reward.{i}": each.component for i, each in enumerate(rewards)}
+    if environment is not None:
+        components["environment"] = environment.component
     return [
-        f"[reward.{i}] {text}"
-        for i, each in enumerate(rewards)
-        for text in getattr(each.component, "notices", list)()
+        f"[{table}] {text}" for table, each in components.items() for text in getattr(each, "notices", list)()
     ]
 
 

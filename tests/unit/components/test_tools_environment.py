@@ -181,7 +181,7 @@ def test_format_that_is_not_known_must_be_set(tokenizer: ChatTokenizer) -> None:
         ({"name": "tools"}, "tool is missing"),
         ({"name": "tools", "tool": []}, "tool must name one tool or more"),
         ({**CALCULATOR, "format": "hermess"}, "did you mean 'hermes'"),
-        ({"name": "tools", "tool": [{"name": "calculater"}]}, "did you mean 'calculator'"),
+        ({"name": "tools", "tool": [{"name": "calculatr"}]}, "did you mean 'calculator'"),
         ({"name": "tools", "tool": [{"name": "calculator", "timeout": 1}]}, "timeout"),
     ],
 )

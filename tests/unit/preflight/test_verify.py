@@ -216,6 +216,21 @@ def test_copies_to_pinned_memory_need_a_gpu(model: Path) -> None:
     assert texts(experiment(model, "checkpoint.async_mode='async'")) == ""
 
 
+def test_tools_object_to_a_machine_and_give_notices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = """{name = "tools", tool = [{name = "python"}, {name = "python", isolation = "process"}]}"""
+    chosen = experiment(model, f"environment={tools}")
+    (notice,) = notices(chosen.reward, chosen.environment)
+    assert notice.startswith("[environment] python: isolation = 'process' does not protect this machine")
+    bubblewrap.missing_for_strict.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    try:
+        problems = texts(chosen)
+    finally:
+        bubblewrap.missing_for_strict.cache_clear()
+    assert "[environment] tool.0.isolation 'strict' needs bubblewrap" in problems
+    assert "tool.1" not in problems
+
+
 def test_rewards_object_to_a_machine_and_give_notices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = """reward=[{name = "code_tests"}, {name = "code_tests", label = "b", isolation = "process"}]"""
     chosen = experiment(model, rewards)

@@ -164,7 +164,7 @@ def special_tokens(tokenizer: Any) -> tuple[str, ...]:
     """Return the texts of all special tokens, the named ones and those added to the vocabulary."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     return tuple(
-        dict.fromkeys([*tokenizer.allspecial_tokens, *(str(each) for each in added if each.special)])
+        dict.fromkeys([*tokenizer.all_special_tokens, *(str(each) for each in added if each.special)])
     )
 
 

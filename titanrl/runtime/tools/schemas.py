@@ -133,9 +133,8 @@ def _parameters(label: str, function: Callable[..., Any]) -> list[tuple[str, ins
     found = []
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            text = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}.get(
-                parameter.kind, f"{name}, /"
-            )
+            stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+            text = f"{stars[parameter.kind]}{name}" if parameter.kind in stars else f"{name}, /"
             raise ValueError(
                 f"{label} has the parameter {text!r}; the policy passes arguments by name, so each "
                 "needs a name of its own."

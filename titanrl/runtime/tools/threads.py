@@ -79,7 +79,7 @@ def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyn
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # The loop was left meanwhile, and nobody awaits the result.
+            return  # The loop was left meanwhile, so the result has no reader.
 
     threading.Thread(target=run, daemon=True, name="titanrl-tool").start()
     return future
