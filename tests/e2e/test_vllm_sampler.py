@@ -15,7 +15,18 @@ import torch
 from titanrl.components.samplers.vllm import CPU_HEAD_DIMS, VLLM
 from titanrl.models import tiny
 from titanrl.ops.seeds import sample_seed
-from titanrl.protocols import Completion, RolloutRequest, SamplerContext, StreamRequest
+from titanrl.protocols import (
+    Ask,
+    Completion,
+    Environment,
+    RolloutRequest,
+    SamplerContext,
+    Sampling,
+    StreamRequest,
+    Trajectory,
+)
+from titanrl.rollout.environments.episode import Limits
+from titanrl.rollout.environments.runner import EnvironmentRunner
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -353,3 +364,37 @@ def test_stream_gives_the_responses_of_sample_and_drops_aborted_ones(untouched: 
         assert streamed.finish_reason == completion.finish_reason
         assert {len(event.top) for event in own} == {2 if key == 0 else 0}
     assert_same(sampler.sample(rows, step=0, seed=3), wanted, 1e-4)
+
+
+class Turns(Environment):
+    """Asks three times and adds tokens in between; another agent starts from the prompt again."""
+
+    async def run(self, row: RolloutRequest, ask: Ask) -> Trajectory:
+        ids = list(row.prompt_ids)
+        for turn in range(3):
+            ids += [*(await ask(ids, Sampling(max_tokens=4 + turn))).ids, 7, 9]
+        await ask([*row.prompt_ids, 9], Sampling(agent_id=1))
+        return Trajectory()
+
+
+def test_logprobs_over_turns_are_those_of_one_pass_over_the_row(
+    untouched: Any, folders: tuple[Path, Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+    runner = EnvironmentRunner(
+        Turns(), Limits(LENGTH, 16, 4), timeout_seconds=30, concurrency=8, by_turn=False
+    )
+    rollouts = runner.run(rows_of(2), untouched.stream, step=0, seed=1, temperature=1.0, version=0)
+    runner.close()
+    assert [len(rollout.rows) for rollout in rollouts] == [2] * 6
+    assert len({tuple(each.row.completion.ids) for rollout in rollouts for each in rollout.rows}) == 12
+    for row in (each.row for rollout in rollouts for each in rollout.rows):
+        prompt, completion = list(row.prompt_ids), row.completion
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion.ids]])).logits[0]
+        expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        expected = expected.gather(1, torch.tensor(completion.ids).unsqueeze(1)).squeeze(1)
+        mask = torch.tensor(completion.mask)
+        torch.testing.assert_close(torch.tensor(completion.logprobs)[mask], expected[mask], atol=1e-4, rtol=0)
