@@ -22,6 +22,10 @@ __all__ = ["MathAnswer", "grade"]
 
 PLAIN_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 """A number that needs no parser to be known as readable."""
+INTEGER = re.compile(r"[1-9]\d{0,99}|0\d{0,99}")
+AROUND = re.compile(r"\s*([^\w\s\\])\s*")
+NUMBERS = re.compile(r"[(\[]?-?\d+(?:\.\d+)?(?:,-?\d+(?:\.\d+)?)*[)\]]?")
+"""A number, a tuple, or an interval with finite ends."""
 DOLLARS = re.compile(r"(?<!\\)\$([^$\n]+)\$")
 
 
@@ -109,6 +113,8 @@ def grade(response: str, reference: str) -> float:
                 _percent_equals(*((one.value, other.value) if one.is_percent else (other.value, one.value)))
             )
         given_value, expected_value = one.value, other.value
+        if (verdict := _same_text(given_value, expected_value)) is not None:
+            return float(verdict)
     return float(
         _equivalent(
             _parse_text(response) if given_value is None else _parse_formula(given_value),
@@ -129,6 +135,19 @@ def _formula(text: str, *, is_reference: bool = False) -> str | None:
             return None
         boxed = text.rpartition("####")[2]  # GSM8K's mark before the final answer.
     return " ".join(rewritten(boxed).replace("$", " ").split())
+
+
+def _same_text(given: str, expected: str) -> bool | None:
+    """Returns whether two formulas are equal where symbolic algebra is not needed; None where it is.
+
+    Integers are compared as such. Equal numbers, and equal tuples and intervals of numbers, are equivalent.
+    """
+    given, expected = AROUND.sub(r"\1", given.strip()), AROUND.sub(r"\1", expected.strip())
+    if INTEGER.fullmatch(given) and INTEGER.fullmatch(expected):
+        return given.lstrip("0") == expected.lstrip("0")
+    if given == expected and NUMBERS.fullmatch(given):
+        return True
+    return None
 
 
 def _percent_equals(percentage: str, number: str) -> bool:
