@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 import titanrl
 
-COUNT, ROUNDS = 1024, 3
+COUNT, ROUNDS = 1024, 2
 FORMS: tuple[Callable[[int, int], tuple[str, str]], ...] = (
     lambda a, b: (rf"The answer is \boxed{{{a}}}.", str(a)),
     lambda a, b: (rf"So we get $\boxed{{\frac{{{a}}}{{{b}}}}}$.", rf"\frac{{{2 * a}}}{{{2 * b}}}"),
@@ -84,7 +84,9 @@ def test_bench_math_answer(benchmark: Any) -> None:
                 began = time.perf_counter()
                 scores = call(pairs)
                 times[name].append(time.perf_counter() - began)
-                assert scores == expected
+                wrong = sum(score != truth for score, truth in zip(scores, expected, strict=True))
+                # math-verify's own timeout of 5 s may strike on a busy machine.
+                assert wrong <= (0 if name == "ours" else COUNT // 100)
     median = {name: statistics.median(values) for name, values in times.items()}
     ratios = {name: median[name] / median["ours"] for name in median if name != "ours"}
     benchmark.extra_info.update(

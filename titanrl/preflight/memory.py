@@ -19,6 +19,7 @@ def estimate_rank_memory(experiment: Experiment, world_size: int) -> list[Memory
         experiment: an experiment for which ``preflight`` returns no problems.
         world_size: number of processes.
     """
+    from titanrl.components.rewards.process_reward_model import ProcessRewardModel
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import num_parameters
     from titanrl.models.memory import BYTES, MemoryEstimate, Model, estimate_memory
@@ -57,7 +58,7 @@ def estimate_rank_memory(experiment: Experiment, world_size: int) -> list[Memory
     rewards, temporary = [], []
     for each in experiment.reward:
         reward = each.component
-        if isinstance(reward, RewardModel) and reward.path is not None:
+        if isinstance(reward, RewardModel | ProcessRewardModel) and reward.path is not None:
             size = num_parameters(reward.path) * BYTES[reward.dtype or "float32"]
             rewards.append(MemoryEstimate(f"{each.label}: weights", size, is_on_host=bool(reward.offload)))
             if reward.offload:

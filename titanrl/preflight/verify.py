@@ -168,18 +168,21 @@ def _reward_model_problems(rewards: Mapping[str, object], path: str, seq_len: in
         path: folder of the policy.
         seq_len: length of a row, in tokens.
     """
+    from titanrl.components.rewards.process_reward_model import ProcessRewardModel
     from titanrl.components.rewards.reward_model import RewardModel
     from titanrl.components.rewards.reward_model.scorer import fingerprint
     from titanrl.models import vocabulary
 
-    reward_models = {table: each for table, each in rewards.items() if isinstance(each, RewardModel)}
+    reward_models = {
+        table: each for table, each in rewards.items() if isinstance(each, RewardModel | ProcessRewardModel)
+    }
     try:
         ours = fingerprint(vocabulary(path)) if reward_models else ""
     except ConfigError:
         return []  # _model_problems reports the folder.
     problems = []
     for table, reward in reward_models.items():
-        key = "path" if reward.url is None else "url"
+        key = "url" if isinstance(reward, RewardModel) and reward.url is not None else "path"
         try:
             facts = reward.facts()
             reward.weights(facts.heads)

@@ -148,7 +148,18 @@ class Scorer:
         Args:
             rows: token ids, at least one per row.
         """
-        scores: list[list[float]] = [[] for _ in rows]
+        return [scores[0] for scores in self.scores_at(rows, [[len(row) - 1] for row in rows])]
+
+    def scores_at(
+        self, rows: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        """Returns the scores of all heads at the given positions of each row, in order.
+
+        Args:
+            rows: token ids, at least one per row.
+            positions: positions in each row; a score has read the tokens up to its position.
+        """
+        scores: list[list[list[float]]] = [[] for _ in rows]
         backbone = self._model.base_model
         # Offloaded tensors are copied to the device; the copies are dropped afterwards.
         weights = {
@@ -156,9 +167,10 @@ class Scorer:
             for name, tensor in (*backbone.named_parameters(), *backbone.named_buffers())
         }
         for indices in self._batches(rows):
-            batch_scores = self._score([rows[index] for index in indices], weights)
-            for index, score in zip(indices, batch_scores, strict=True):
-                scores[index] = score
+            chosen = [positions[index] for index in indices]
+            batch_scores = iter(self._score([rows[index] for index in indices], chosen, weights))
+            for index, places in zip(indices, chosen, strict=True):
+                scores[index] = [next(batch_scores) for _ in places]
         return scores
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -174,13 +186,20 @@ class Scorer:
         if batch:
             yield batch
 
-    def _score(self, rows: Sequence[Sequence[int]], weights: dict[str, torch.Tensor]) -> list[list[float]]:
+    def _score(
+        self,
+        rows: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        weights: dict[str, torch.Tensor],
+    ) -> list[list[float]]:
+        """Returns the scores at all positions of the first row, then of the second, and so on."""
         ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
         # The model's own search for the last token would mistake an end token for padding.
-        last = (mask.sum(1) - 1).to(self._device)
+        row_index = torch.tensor([row for row, places in enumerate(positions) for _ in places])
+        position = torch.tensor([place for places in positions for place in places])
         with torch.inference_mode():
             output = torch.func.functional_call(
                 self._model.base_model,
@@ -192,7 +211,7 @@ class Scorer:
                 },
             )
             head = self._model.score.weight.to(self._device)
-            hidden = output.last_hidden_state[torch.arange(len(rows), device=self._device), last]
+            hidden = output.last_hidden_state[row_index.to(self._device), position.to(self._device)]
             scores: list[list[float]] = (hidden.float() @ head.float().T).tolist()
         return scores
 

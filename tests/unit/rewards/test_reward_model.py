@@ -79,7 +79,7 @@ def test_scores_are_the_engines_values_at_the_last_response_token(folder: Path) 
 def test_batches_group_rows_by_length_within_the_token_budget(folder: Path) -> None:
     scorer, seen = Scorer(str(folder), batch_tokens=12), []
 
-    def record(rows: Sequence[Sequence[int]], _: object) -> list[list[float]]:
+    def record(rows: Sequence[Sequence[int]], *_: object) -> list[list[float]]:
         seen.append([len(row) for row in rows])
         return [[float(len(row))] for row in rows]
 
