@@ -92,6 +92,7 @@ def make_engine(case: dict[str, Any]) -> Engine:
             }
             if "teacher" in case
             else {},
+            head_dtype=case.get("head_dtype"),
             steps=10,
             training=Training(
                 seq_len=LENGTH + 1,

@@ -62,6 +62,11 @@ class Model:
     heads: Annotated[dict[str, float], Range("(-inf, inf)")] = field(default_factory=dict)
     """Names of several value heads -> the weight of each in the score. Default: one head. An example of
     [data] names its head in the column `head`; without it, its labels are about the score."""
+    head_dtype: Literal["float32"] | None = None
+    """Precision of the vocabulary heads of the policy, the reference policy and the teacher: their matrix
+    products, logits and log-probs, in training and in the samplers `torch` and `vllm`. float32 reduces the
+    difference between trainer and sampler in bfloat16. Default: [training] mixed_precision_param. Value heads
+    always compute in float32."""
     chat_template: str | None = None
     """Jinja template that renders chat messages as a prompt. Default: the tokenizer's template."""
 
@@ -70,6 +75,11 @@ class Model:
             raise ValueError(
                 f"heads must be two or more, with head = 'value', got {', '.join(self.heads)} with "
                 f"{self.head!r}; leave it out."
+            )
+        if self.head_dtype is not None and self.head == "value":
+            raise ValueError(
+                "head_dtype is not used with head = 'value', which always computes in float32, got "
+                f"{self.head_dtype!r}; leave it out."
             )
 
 

@@ -33,7 +33,7 @@ from titanrl.models.mesh_checks import model_problems
 from titanrl.models.read_config import read_config
 from titanrl.models.spec import model_spec, set_sharding
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "head_precision"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def build_model(
     compile: Compile,
     head: HeadKind = "language",
     heads: Mapping[str, float] | None = None,
+    head_dtype: str | None = None,
     dtype: str | None = None,
     trainable: bool = True,
     offload: bool = False,
@@ -67,6 +68,8 @@ def build_model(
             the backbone of a language model a scalar head starts with weights of zero: every value is 0, on
             any mesh and for any seed.
         heads: names and weights of several scalar heads; None: one head.
+        head_dtype: precision of a vocabulary head's products and log-probs; None: the compute precision.
+            Scalar heads always compute in float32.
         dtype: of the parameters in memory; None: ``training.dtype``. Computation is in
             mixed_precision_param.
         trainable: whether parameters get gradients.
@@ -87,7 +90,7 @@ def build_model(
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
-        head=_head_config(config, head, tuple(heads.values())),
+        head=_head_config(config, head, tuple(heads.values()), head_dtype),
         max_length=training.seq_len,
         # Pipeline stages hold a copy each: see titanrl.engine.weights.tying.
         tied=tied and not pipelined,
@@ -168,19 +171,29 @@ def _checked_config(folder: str, mesh: Mesh, training: Training, *, is_value_mod
     return config
 
 
-def _head_config(config: HFConfig, head: HeadKind, weights: tuple[float, ...]) -> Linear.Config:
+def _head_config(
+    config: HFConfig, head: HeadKind, weights: tuple[float, ...], dtype: str | None
+) -> Linear.Config:
     """Returns the head of ``config``'s sizes.
 
     Args:
         config: the model's.
         head: see build_model.
         weights: of several scalar heads; empty: one head.
+        dtype: precision of a vocabulary head; None: the compute precision.
     """
     if head == "value":
         weights = weights or (1.0,)
         return ValueHead.Config(in_features=config.dim, out_features=len(weights), weights=weights)
     head_class = ActorCriticHead if head == "shared" else TokenHead
-    return head_class.Config(in_features=config.dim, out_features=config.vocab_size)
+    return head_class.Config(
+        in_features=config.dim, out_features=config.vocab_size, dtype=head_precision(dtype)
+    )
+
+
+def head_precision(dtype: str | None) -> torch.dtype | None:
+    """Returns the dtype that a name stands for; None: the compute precision."""
+    return None if dtype is None else TORCH_DTYPE_MAP[dtype]
 
 
 def _build_on_meta(spec: ModelSpec, dtype: torch.dtype) -> Decoder:

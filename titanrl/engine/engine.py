@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from titanrl.algorithm.metrics import Sums
 from titanrl.algorithm.objective import Objective
 from titanrl.config.engine_tables import LRScheduler, Optimizer
-from titanrl.engine.build import build_model
+from titanrl.engine.build import build_model, head_precision
 from titanrl.engine.checkpoint import Checkpoints
 from titanrl.engine.collectives import gather_objects
 from titanrl.engine.heads.token import compiled_kernels
@@ -129,6 +129,7 @@ class Engine:
             compile=config.compile,
             head=head,
             heads=heads,
+            head_dtype=config.head_dtype,
             dtype=frozen_dtype,
             trainable=frozen_dtype is None,
             offload=offload,
@@ -234,13 +235,20 @@ class Engine:
         """
         scoring_model, dims = self.policy.scoring_model, self._mesh.dims
         if not (dims.tp_enabled or dims.pp_enabled or dims.ep_enabled):
-            with unsharded_parameters(scoring_model):
+            with unsharded_parameters(scoring_model), scoring_model.model.head.decoding():
                 yield self.modules
             return
         training = self._config.training
-        with full_parameters(
-            scoring_model.model, self._mesh, max_length=training.seq_len, dtype=training.mixed_precision_param
-        ) as decoder:
+        with (
+            full_parameters(
+                scoring_model.model,
+                self._mesh,
+                max_length=training.seq_len,
+                dtype=training.mixed_precision_param,
+                head_dtype=head_precision(self._config.head_dtype),
+            ) as decoder,
+            decoder.lm_head.decoding(),
+        ):
             yield [decoder]
 
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:

@@ -59,6 +59,8 @@ class EngineConfig:
     """The policy's head: "value" trains a value model."""
     heads: Mapping[str, float] = field(default_factory=dict)
     """Names and weights of scalar heads; empty: one head."""
+    head_dtype: Literal["float32"] | None = None
+    """Precision of the products and log-probs of all vocabulary heads; None: the compute precision."""
     critic: CriticModel | None = None
     """None: no critic."""
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class EngineConfig:
             model=experiment.model.path,
             head=experiment.model.head,
             heads=experiment.model.heads,
+            head_dtype=experiment.model.head_dtype,
             temperature=experiment.sampler.temperature if experiment.sampler and not experiment.data else 1.0,
             steps=(loop.steps - warmup) * updates,
             training=experiment.training,

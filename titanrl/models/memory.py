@@ -42,6 +42,8 @@ class Model:
     """None: it is frozen."""
     offload: bool = False
     """Whether its weights stay in CPU memory between passes."""
+    head_dtype: str | None = None
+    """Precision of its vocabulary head; None: the compute precision."""
     has_critic: bool = False
     """Whether a critic's head is on its backbone."""
 
@@ -89,10 +91,20 @@ def estimate_memory(
         estimates.append(
             MemoryEstimate(f"{model.name}: moments of {model.optimizer.name}", size * 2 * moments)
         )
+    heads = [_cast_head(model, training) // mesh.tensor_parallel_degree for model in models]
+    if largest := max(heads, default=0):
+        estimates.append(MemoryEstimate("head cast to float32", largest))
     trained = [model for model in models if model.optimizer is not None]
     sizes = [activations(model, mesh, training, checkpoint.mode) for model in trained]
     transient.append(MemoryEstimate("activations", max(sizes, default=0)))
     return [*estimates, max(transient, key=lambda estimate: estimate.size)]
+
+
+def _cast_head(model: Model, training: Training) -> int:
+    """Returns the memory of the copy of a head that exists in a pass if its precision is another, bytes."""
+    if model.is_value_model or model.head_dtype in (None, training.mixed_precision_param):
+        return 0
+    return model.config.vocab_size * model.config.dim * BYTES[model.head_dtype]
 
 
 def needs_fsdp(world_size: int, dtype: str, training: Training, *, offload: bool) -> bool:

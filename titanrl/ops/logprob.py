@@ -53,6 +53,7 @@ def token_statistics(
     vocab_start: int = 0,
     kernels: Kernels = EAGER,
     top_k: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> TokenStatistics:
     """Returns log softmax(hidden @ weight.T / temperature) at ``ids``, with entropy and sum of squares.
 
@@ -67,9 +68,11 @@ def token_statistics(
         vocab_start: first vocabulary entry of this rank.
         kernels: row kernels, eager or compiled.
         top_k: number of top-k tokens to return too.
+        dtype: of the logits and of every matrix product; None: that of ``weight``. Gradients have the dtypes
+            of ``hidden`` and ``weight``.
     """
     values = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, ids, temperature, group, vocab_start, kernels, top_k
+        hidden, weight, ids, temperature, group, vocab_start, kernels, top_k, dtype or weight.dtype
     )
     return TokenStatistics(*values)
 
@@ -86,6 +89,7 @@ class _TokenStatistics(torch.autograd.Function):
         vocab_start: int,
         kernels: Kernels,
         top_k: int,
+        dtype: torch.dtype,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         local = ids - vocab_start
@@ -95,8 +99,9 @@ class _TokenStatistics(torch.autograd.Function):
         entropy, sum_pi_squared = logprob.new_empty(len(hidden)), logprob.new_empty(len(hidden))
         logsumexp = logprob.new_empty(len(hidden), 1)
         topk_ids, topk_logprob = ids.new_empty(len(hidden), top_k), logprob.new_empty(len(hidden), top_k)
-        for part in _slices(len(hidden), _chunk_size(CHUNK_BYTES, weight, len(weight))):
-            logits = hidden[part] @ weight.t()
+        cast = weight.to(dtype)
+        for part in _slices(len(hidden), _chunk_size(CHUNK_BYTES, cast, len(weight))):
+            logits = hidden[part].to(dtype) @ cast.t()
             selected = logits.gather(-1, local[part]).float() / temperature
             selected = torch.where(is_local[part], selected, 0.0)
             rows = kernels.statistics(logits, temperature)
@@ -110,7 +115,7 @@ class _TokenStatistics(torch.autograd.Function):
                 top = topk(logits, top_k, group=group, vocab_start=vocab_start)
                 topk_ids[part], topk_logprob[part] = top.ids, top.logits / temperature - logsumexp[part]
         ctx.save_for_backward(hidden, weight, ids, local, is_local, logprob, logsumexp, entropy)
-        ctx.temperature, ctx.kernels = temperature, kernels
+        ctx.temperature, ctx.kernels, ctx.dtype = temperature, kernels, dtype
         ctx.mark_non_differentiable(sum_pi_squared, topk_ids, topk_logprob)
         return logprob, entropy, sum_pi_squared, topk_ids, topk_logprob
 
@@ -135,10 +140,11 @@ class _TokenStatistics(torch.autograd.Function):
         accumulation = weight.dtype if len(parts) == 1 else torch.float32
         weight_gradient = torch.zeros(weight.shape, dtype=accumulation, device=weight.device)
         for part in parts:
-            tokens = hidden[part]
-            for tile in _slices(len(weight), _chunk_size(CHUNK_BYTES // 2, weight, len(tokens))):
+            tokens = hidden[part].to(ctx.dtype)
+            for tile in _slices(len(weight), _chunk_size(CHUNK_BYTES // 2, tokens, len(tokens))):
+                cast = weight[tile].to(ctx.dtype)
                 gradient = ctx.kernels.gradient(
-                    tokens @ weight[tile].t(),
+                    tokens @ cast.t(),
                     ctx.temperature,
                     logsumexp[part],
                     sum_grad_logprob[part],
@@ -149,9 +155,9 @@ class _TokenStatistics(torch.autograd.Function):
                 row, candidate = inside.nonzero(as_tuple=True)
                 column = local[part][row, candidate] - tile.start
                 gradient[row, column] = grad_selected[part][row, candidate].to(gradient.dtype)
-                hidden_gradient[part] += gradient @ weight[tile]
+                hidden_gradient[part] += gradient @ cast
                 weight_gradient[tile] += gradient.t() @ tokens
-        return hidden_gradient.to(hidden.dtype), weight_gradient.to(weight.dtype), *[None] * 6
+        return hidden_gradient.to(hidden.dtype), weight_gradient.to(weight.dtype), *[None] * 7
 
 
 def _selected_gradient(

@@ -36,6 +36,7 @@ def estimate_rank_memory(experiment: Experiment, world_size: int) -> list[Memory
             config=read_config(path),
             is_value_model=name == "critic" or experiment.model.head == "value",
             has_critic=has_shared_critic,
+            head_dtype=experiment.model.head_dtype,
             dtype=training.dtype,
             optimizer=optimizer,
         )
@@ -50,6 +51,7 @@ def estimate_rank_memory(experiment: Experiment, world_size: int) -> list[Memory
                     name=name,
                     config=config,
                     is_value_model=False,
+                    head_dtype=experiment.model.head_dtype,
                     dtype=role.dtype,
                     optimizer=None,
                     offload=role.offload,

@@ -121,6 +121,8 @@ class SamplerContext:
     device: str = "cpu"
     dtype: str = "float32"
     """Compute dtype of the trainer."""
+    head_dtype: str | None = None
+    """Dtype of the trainer's vocabulary head, logits and log-probs; None: ``dtype``."""
     dp_rank: int = 0
     dp_degree: int = 1
     num_rows: int | None = None

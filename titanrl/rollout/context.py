@@ -70,6 +70,7 @@ def start_sampler(
     training: Training,
     model_path: str,
     seed: int,
+    head_dtype: str | None = None,
     num_rows: int | None = None,
 ) -> Sampler:
     """Returns the live sampler of a [sampler] table, in this rank's process.
@@ -81,6 +82,7 @@ def start_sampler(
         training: the [training] table, for the longest row and the compute dtype.
         model_path: Hugging Face folder of the initial weights.
         seed: the run's seed.
+        head_dtype: precision of the trainer's vocabulary head; None: the compute precision.
         num_rows: completions requested at a time, on all ranks together; None: unknown.
     """
     return settings.start(
@@ -91,6 +93,7 @@ def start_sampler(
             seed=seed,
             device=engine.device.type,
             dtype=training.mixed_precision_param,
+            head_dtype=head_dtype,
             num_rows=num_rows,
             dp_rank=engine.dp_rank,
             dp_degree=engine.dp_degree,

@@ -107,6 +107,7 @@ def load_generator(
         model=model.path,
         head=model.head,
         heads=model.heads,
+        head_dtype=model.head_dtype,
         training=tables.training,
         parallelism=tables.parallelism,
         compile=tables.compile,
@@ -116,7 +117,13 @@ def load_generator(
     if run is not None:
         load_weights(engine.modules, checkpoint_of(run, step))
     sampler = start_sampler(
-        settings, engine, tokenizer, training=tables.training, model_path=model.path, seed=seed
+        settings,
+        engine,
+        tokenizer,
+        training=tables.training,
+        model_path=model.path,
+        seed=seed,
+        head_dtype=model.head_dtype,
     )
     sampler.load(engine.weights(sampler.weight_dtype), version=0)
     environment = None

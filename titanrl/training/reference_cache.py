@@ -176,6 +176,8 @@ def reference_cache(
             key.update(digest)
     folder = Path(reference.path or experiment.model.path)
     precision = [reference.dtype, experiment.training.mixed_precision_param]
+    if experiment.model.head_dtype is not None:
+        precision.append(experiment.model.head_dtype)
     key.update(json.dumps([collectives.broadcast_object(_weights_digest(folder)), *precision]).encode())
     return ReferenceCache(loaders, Path(reference.cache) / f"{key.hexdigest()[:32]}.safetensors", num_rows)
 

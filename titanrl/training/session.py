@@ -313,6 +313,7 @@ def open_session(
             training=experiment.training,
             model_path=experiment.model.path,
             seed=seed,
+            head_dtype=experiment.model.head_dtype,
             num_rows=num_rows,
         )
     environment = None

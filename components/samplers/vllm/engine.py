@@ -100,11 +100,16 @@ class VLLMSampler(Sampler):
             arguments["block_size"] = settings.block_size or BLOCK
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             arguments["distributed_executor_backend"] = "external_launcher"
+        overrides: dict[str, Any] = {}
+        if context.head_dtype is not None:
+            overrides["head_dtype"] = context.head_dtype
         if context.engine is not None:
             # The trainer sends its weights; those of the folder are never used.
             arguments["load_format"] = "dummy"
             if not context.engine.is_tied:
-                arguments["hf_overrides"] = {"tie_word_embeddings": False}
+                overrides["tie_word_embeddings"] = False
+        if overrides:
+            arguments["hf_overrides"] = overrides
         return arguments
 
     def sample(

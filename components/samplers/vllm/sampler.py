@@ -41,7 +41,8 @@ class VLLM:
     stop_token_ids: Annotated[tuple[int, ...], Range("[0, inf)")] = ()
     """Token ids that end a response, in addition to the model's own; they are part of the response."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute precision; auto: the trainer's, which gives the smallest mismatch."""
+    """Compute precision; auto: the trainer's, which gives the smallest mismatch. The head
+    computes in [model] head_dtype."""
     max_num_seqs: Annotated[int, Range("[1, inf)")] = 256
     """Number of responses to decode at the same time; the rest are queued."""
     kv_cache_gib: Annotated[float | None, Range("(0, inf)")] = None

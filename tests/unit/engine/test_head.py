@@ -161,3 +161,20 @@ def test_compiled_head_equals_eager() -> None:
         gradients.append((actual.logprob.detach(), hidden.grad, weight.grad))
     for eager, compiled in zip(*gradients, strict=True):
         torch.testing.assert_close(compiled, eager, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_float32_head_rounds_no_logit_of_bfloat16_inputs(top_k: int) -> None:
+    hidden, weight, ids, grad_logprob, grad_entropy = inputs(5)
+    hidden, weight = (each.detach().bfloat16().requires_grad_() for each in (hidden, weight))
+    actual = token_statistics(hidden, weight, ids, temperature=0.7, top_k=top_k, dtype=torch.float32)
+    ((actual.logprob * grad_logprob).sum() + (actual.entropy * grad_entropy).sum()).backward()
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    logprob, entropy, squares = reference(exact[0], exact[1], ids, 0.7)
+    ((logprob * grad_logprob).sum() + (entropy * grad_entropy).sum()).backward()
+    for value, expected in zip(actual[:3], (logprob, entropy, squares), strict=True):
+        torch.testing.assert_close(value.double(), expected, atol=1e-5, rtol=1e-5)
+    for given, wanted in zip((hidden, weight), exact, strict=True):
+        assert given.grad.dtype == torch.bfloat16
+        # One rounding to bfloat16, 2^-8 of the value, of sums of up to 600 float32 terms of size 10.
+        torch.testing.assert_close(given.grad.double(), wanted.grad, atol=1e-4, rtol=2**-8)

@@ -64,10 +64,13 @@ class TokenHead(Head):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Head.Config):
-        pass
+        dtype: torch.dtype | None = None
+        """Precision of logits and log-probs; None: the compute precision of the model."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.dtype = config.dtype
+        self._decoding_weight: torch.Tensor | None = None
         self._group: Any = None
         self._vocab_start = 0
 
@@ -80,6 +83,19 @@ class TokenHead(Head):
             self._group = mesh.get_group()
             # DTensor shards like torch.chunk: every rank but the last has the rounded-up size.
             self._vocab_start = mesh.get_local_rank() * -(-self.out_features // mesh.size())
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Keeps a copy of the weight in the head's precision; the weight must not change within the block."""
+        if self.dtype is not None:
+            weight = self.weight
+            self._decoding_weight = (weight.to_local() if isinstance(weight, DTensor) else weight).to(
+                self.dtype
+            )
+        try:
+            yield
+        finally:
+            self._decoding_weight = None
 
     def forward(self, input: torch.Tensor) -> Any:
         """Returns logits [B, L, V] for hidden states [B, L, D], or the TokenStatistics of the query.
@@ -95,7 +111,10 @@ class TokenHead(Head):
             hidden = hidden.to_local(grad_placements=placements)
         query = self.query
         if query is None:
-            logits = torch.nn.functional.linear(hidden, weight)
+            if self._decoding_weight is not None:
+                weight = self._decoding_weight
+            dtype = self.dtype or weight.dtype
+            logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype))
             return logits if self._group is None else _gather(logits, self._group)
         return token_statistics(
             hidden.flatten(0, 1).index_select(0, query.gather_index),
@@ -106,6 +125,7 @@ class TokenHead(Head):
             vocab_start=self._vocab_start,
             kernels=query.kernels,
             top_k=query.top_k,
+            dtype=self.dtype,
         )
 
 

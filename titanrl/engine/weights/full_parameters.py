@@ -23,7 +23,9 @@ __all__ = ["full_parameters"]
 
 
 @contextmanager
-def full_parameters(model: Model, mesh: Mesh, *, max_length: int, dtype: str) -> Iterator[Decoder]:
+def full_parameters(
+    model: Model, mesh: Mesh, *, max_length: int, dtype: str, head_dtype: torch.dtype | None = None
+) -> Iterator[Decoder]:
     """Yields an unsharded language model with the weights of ``model``; a collective.
 
     Args:
@@ -31,12 +33,13 @@ def full_parameters(model: Model, mesh: Mesh, *, max_length: int, dtype: str) ->
         mesh: of its ranks.
         max_length: positions of the rotary table, tokens.
         dtype: of the copy's weights.
+        head_dtype: of its logits; None: ``dtype``.
     """
     config = model.config
     spec = model_spec(
         config,
         attention=attention_config(mesh.device.type),
-        head=TokenHead.Config(in_features=config.dim, out_features=config.vocab_size),
+        head=TokenHead.Config(in_features=config.dim, out_features=config.vocab_size, dtype=head_dtype),
         max_length=max_length,
         tied=model.tied,
     )
