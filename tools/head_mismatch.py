@@ -60,7 +60,8 @@ def measure(model: str, sampler: str, tokens: int, head_dtype: Literal["float32"
     scored = engine.score(batch)["logprob"]
     live.close()
     engine.close()
-    return (scored - batch["sampler_logprob"])[batch["loss_mask"]].abs()
+    gap: torch.Tensor = (scored - batch["sampler_logprob"])[batch["loss_mask"]].abs()
+    return gap
 
 
 def main() -> None:
