@@ -64,9 +64,9 @@ class Model:
     [data] names its head in the column `head`; without it, its labels are about the score."""
     head_dtype: Literal["float32"] | None = None
     """Precision of the vocabulary heads of the policy, the reference policy and the teacher: their matrix
-    products, logits and log-probs, in training and in the samplers `torch` and `vllm`. float32 reduces the
-    difference between trainer and sampler in bfloat16. Default: [training] mixed_precision_param. Value heads
-    always compute in float32."""
+    products, logits and log-probs, in training and in the samplers `torch` and `vllm`. With float32 no
+    logit is rounded to bfloat16; the hidden states still are. Default: [training] mixed_precision_param.
+    Value heads always compute in float32."""
     chat_template: str | None = None
     """Jinja template that renders chat messages as a prompt. Default: the tokenizer's template."""
 
