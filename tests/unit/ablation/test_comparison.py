@@ -54,6 +54,7 @@ def test_unknown_metric_is_refused_with_the_closest_match(tmp_path: Path) -> Non
         check_metric(tmp_path, "reward/maen")
 
 
+@pytest.mark.slow
 def test_budgets_default_to_the_largest_that_every_run_reached(ablation: Ablation, finish: Finish) -> None:
     planned = plan(ablation())
     for run in planned.runs:

@@ -75,6 +75,7 @@ def test_bootstrap_coverage_is_near_its_nominal_level() -> None:
     assert 0.83 <= covered / trials <= 0.92
 
 
+@pytest.mark.slow
 def test_bootstrap_of_many_pairs_is_near_the_t_interval_and_repeats() -> None:
     rng = random.Random(2)
     values = [rng.gauss(3, 1) for _ in range(40)]

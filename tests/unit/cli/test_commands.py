@@ -103,6 +103,7 @@ def test_ablate_reports_errors_of_all_files_before_running_any(file: Path) -> No
     assert all(f"{study.name}: 1 mistake" in result.output for study in studies)
 
 
+@pytest.mark.slow
 def test_check_with_nproc_validates_the_mesh(file: Path) -> None:
     assert titanrl("check", file, "--nproc", 4).exit_code == 0
     result = titanrl("check", file, "--nproc", 3)
@@ -146,6 +147,7 @@ def test_least_ranks_is_the_smallest_valid_mesh(degrees: dict[str, int], ranks: 
     assert [count for count in range(1, ranks + 1) if not mesh_problems(mesh, count)] == [ranks]
 
 
+@pytest.mark.slow
 def test_model_that_is_missing_or_too_short_is_found_before_the_run(file: Path) -> None:
     for command in ("check", "train"):
         result = titanrl(command, file, "--set", "model.path=models/nowhere")
@@ -168,12 +170,14 @@ def test_show_prints_a_file_that_is_the_experiment_and_the_dataflow(file: Path, 
         assert word in flow
 
 
+@pytest.mark.slow
 def test_show_schema_is_json_and_needs_no_file() -> None:
     schema = json.loads(titanrl("show", "--schema").output)
     assert "algorithm" in schema["properties"]
     assert titanrl("show").exit_code == 2
 
 
+@pytest.mark.slow
 def test_components_lists_kinds_names_and_one_in_full() -> None:
     everything = titanrl("components").output
     assert "ppo_clip" in everything
@@ -325,6 +329,7 @@ def test_serve_needs_no_parallelism_no_data_and_one_process(
     assert second.sampler.max_response_tokens == 9
 
 
+@pytest.mark.slow
 def test_serve_reports_settings_that_cannot_be_served(
     file: Path, tmp_path: Path, served: list[tuple[Any, Any, dict[str, Any]]]
 ) -> None:

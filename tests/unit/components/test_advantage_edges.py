@@ -113,6 +113,7 @@ def test_optimal_token_baseline_by_hand() -> None:
     assert not alone.advantage.any()
 
 
+@pytest.mark.slow
 def test_gae_is_zero_on_an_unscored_row() -> None:
     batch = batch_of(
         [0.0, 0.0],

@@ -171,6 +171,7 @@ def test_import_of_a_file_is_relative_to_the_file_that_names_it(write: Write, tm
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [

@@ -68,6 +68,7 @@ def test_other_order_is_told_from_other_rows():
     assert compare(stored, rows[::-1]) == "4 of 5 compared rows are in another order, the first is row 0"
 
 
+@pytest.mark.slow
 def test_fingerprint_does_not_depend_on_the_process():
     code = (
         "import json; from titanrl.data.fingerprint import fingerprint; "

@@ -30,6 +30,7 @@ def first_fit_decreasing(sizes: list[int], capacity: int) -> int:
     return len(room)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 25))
 def test_pack_holds_every_item_once_and_no_bin_too_many(sizes: list[int], capacity: int) -> None:
     bins = pack(sizes, capacity)
@@ -48,6 +49,7 @@ def test_pack_needs_no_more_bins_than_first_fit_and_wastes_little(seed: int) -> 
     assert 1 - sum(sizes) / (len(bins) * 4096) <= 0.008
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 9))
 def test_balance_holds_every_item_once(sizes: list[int], count: int) -> None:
     bins = balance(sizes, count)

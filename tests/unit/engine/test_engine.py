@@ -147,6 +147,7 @@ def test_padding_changes_no_bit(make_engine: Make, objective: Objective) -> None
     assert all(torch.equal(value, recorded[1][name]) for name, value in recorded[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 10_000])
 def test_micro_batch_size_does_not_change_the_gradient(
     make_engine: Make, objective: Objective, tokens: int
@@ -186,6 +187,7 @@ def test_shared_prefixes_do_not_change_the_gradient(
     assert recorded[0][1] < recorded[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "is_whole"), [("ppo_clip", False), ("clip_cov", True)])
 def test_groups_are_split_if_the_loss_compares_no_rows(make_engine: Make, loss: str, is_whole: bool) -> None:
     tokens = []
@@ -198,6 +200,7 @@ def test_groups_are_split_if_the_loss_compares_no_rows(make_engine: Make, loss: 
     assert (tokens[0] == tokens[1]) == is_whole
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_does_not_change_the_gradient(
     make_engine: Make, objective: Objective
 ) -> None:
@@ -227,6 +230,7 @@ def test_bfloat16_compute_keeps_float32_masters(make_engine: Make, objective: Ob
     assert all(value.dtype == torch.float32 for _, value in engine.weights())
 
 
+@pytest.mark.slow
 def test_update_raises_the_logprob_of_rewarded_tokens(make_engine: Make, objective: Objective) -> None:
     engine = make_engine()
     batch = make_batch()

@@ -59,6 +59,7 @@ def test_lazy_reference_stays_shared_after_a_skipped_update(make_engine: Make, o
     assert live.is_policy("reference")
 
 
+@pytest.mark.slow
 def test_lazy_reference_of_a_resumed_run_is_a_copy(
     make_engine: Make, objective: Objective, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_lazy_reference_of_a_resumed_run_is_a_copy(
     assert torch.equal(resumed.frozen["reference"].score(batch)["logprob"], expected)
 
 
+@pytest.mark.slow
 def test_reference_with_other_weights_is_loaded_immediately(
     make_engine: Make, tmp_path: Path, built: list[str], model_folder: Path
 ) -> None:

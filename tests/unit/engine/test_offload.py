@@ -41,6 +41,7 @@ def fsdp_parameters(role: ScoringModel) -> Iterator[Any]:
             yield from group.fsdp_params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_offloaded_weights_are_gathered_from_cpu_memory_and_freed(
     make_engine: Make, tmp_path: Path, unpinned: None, family: Any
@@ -71,6 +72,7 @@ def test_offloaded_model_has_its_buffers_on_the_device(make_engine: Make, tmp_pa
     assert {name.rpartition(".")[2] for name, _ in part.named_buffers()} >= {"cache", "expert_bias_E"}
 
 
+@pytest.mark.slow
 def test_offload_has_no_effect_on_cpu(make_engine: Make, objective: Objective) -> None:
     folder = make_engine()._config.model
     scores = []

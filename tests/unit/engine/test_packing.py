@@ -33,6 +33,7 @@ def assert_rows_are_complete(batch: TensorDict, micro_batch: MicroBatch) -> None
         assert micro_batch.positions[0, sees[token]].tolist() == list(range(position + 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8),
@@ -57,6 +58,7 @@ def test_assign_micro_batches_keeps_groups_whole_within_the_budget(
         assert pack_sequences(batch, part, CPU).tokens.numel() <= max_tokens + len(part) or len(groups) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),

@@ -66,6 +66,7 @@ def test_export_of_an_imported_model_keeps_its_weights(
     assert (tmp_path / "exported" / "tokenizer.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_experts_learn(tmp_path: Path, make_engine: Make, family: Family) -> None:
     """Router and experts have the gradients of transformers' model."""

@@ -99,6 +99,7 @@ def test_shared_head_computes_policy_and_value_in_one_pass(
         assert error < 1e-5, f"{ours}: {float(error):.1e}"
 
 
+@pytest.mark.slow
 def test_value_head_of_a_shared_critic_is_only_in_checkpoints(
     tmp_path: Path, make_engine: Make, model_folder: Path, objective: Objective
 ) -> None:

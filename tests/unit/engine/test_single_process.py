@@ -29,6 +29,7 @@ def test_fsdp_wraps_only_modules_with_mixed_precision(
     assert bool(engine.policy.scoring_model.model.fsdp_modules()) == wrapped
 
 
+@pytest.mark.slow
 def test_steps_are_bitwise_those_under_fsdp(
     make_engine: Make, objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_transformers_scores_padded_texts_as_the_engine_does(
     torch.testing.assert_close(ours, theirs.detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_new_head_on_a_language_model_is_zero_and_exports_the_backbone(
     tmp_path: Path, make_engine: Make, model_folder: Path, objective: Objective
 ) -> None:

@@ -26,6 +26,7 @@ REGRESSION = Objective(loss=titanrl.build("loss", {"name": "value"}))
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_new_value_head_has_the_hidden_size_and_is_zero_for_every_seed(
     tmp_path: Path, make_engine: Make
 ) -> None:

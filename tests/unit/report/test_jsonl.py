@@ -64,6 +64,7 @@ def test_lines_superseded_twice_are_all_there(tmp_path):
     assert [each["x"] for each in read_jsonl(moved)] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_random_damage_never_costs_a_byte_of_an_earlier_line(tmp_path):
     draw = random.Random(0)
     path = tmp_path / "metrics.jsonl"

@@ -126,6 +126,7 @@ def test_long_error_response_is_truncated() -> None:
     assert 400 < str(caught.value).count("x") <= 500
 
 
+@pytest.mark.slow
 def test_deadline_covers_a_reply_that_trickles() -> None:
     """Each read takes a tenth of the timeout; a timeout per read would let it go on for 10 s."""
 

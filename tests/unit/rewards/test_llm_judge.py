@@ -69,6 +69,7 @@ def test_rating_of_each_reply_is_mapped_to_the_unit_interval_in_order(tmp_path: 
     assert "2 of slow {answer} is" in {each["messages"][0]["content"] for each in seen}
 
 
+@pytest.mark.slow
 def test_reply_without_a_rating_and_a_timeout_fail_alone() -> None:
     late = threading.Event()
 

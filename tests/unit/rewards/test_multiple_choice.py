@@ -97,6 +97,7 @@ def test_reference_that_is_no_choice_fails_the_row() -> None:
     assert scored == 1.0
 
 
+@pytest.mark.slow
 def test_long_texts_are_read_in_no_time() -> None:
     for unit in ("answer is ", "A ", "(", "answer: option ", "\n", "**", "is"):
         choice_of(unit * 20_000, "ABCD", CITIES)

@@ -89,6 +89,7 @@ def test_negative_scale_is_read() -> None:
     assert parse_rating("-1", (-1.0, 1.0)) == -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [" ", "7 ", "a ", "(", "score ", "*", "7/", "9"])
 def test_long_reply_takes_no_time(unit: str) -> None:
     began = time.process_time()

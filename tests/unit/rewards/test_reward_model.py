@@ -118,6 +118,7 @@ def test_memory_of_a_reward_model_is_that_of_its_weights(folder: Path) -> None:
         assert found["activations"].size > 2 * numbers
 
 
+@pytest.mark.slow
 def test_server_gives_the_same_scores_in_order_and_refuses_invalid_requests(folder: Path) -> None:
     batch, local = make_batch(), reward(path=str(folder))
     wanted = [score if score == NO_TOKEN else pytest.approx(score, abs=1e-6) for score in local.scores(batch)]
@@ -180,6 +181,7 @@ def test_model_of_several_heads_gives_their_weighted_sum() -> None:
                 reward(url=url, heads=wrong).scores(batch)
 
 
+@pytest.mark.slow
 def test_malformed_reply_fails_the_rows_and_not_the_run() -> None:
     replies = (
         {},

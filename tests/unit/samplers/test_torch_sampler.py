@@ -143,6 +143,7 @@ def test_top_k_one_is_greedy_and_certain(engine: Engine) -> None:
     assert all(value == 0 for answer in narrow for value in answer.logprobs)
 
 
+@pytest.mark.slow
 def test_stop_tokens_end_a_response_and_belong_to_it(engine: Engine) -> None:
     free = sample(engine, rows_of())[0]
     stopped = sample(engine, rows_of(), stop_token_ids=(free.ids[2],))[0]
@@ -159,6 +160,7 @@ def test_modules_are_left_as_they_were(engine: Engine) -> None:
         assert "forward" not in vars(layer.attention.inner_attention)
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_decode_alike(folder: Path, engine: Engine) -> None:
     other = engine_of(folder, activation_checkpoint=ActivationCheckpoint(mode="full"))
     assert sample(other, rows_of()) == sample(engine, rows_of())

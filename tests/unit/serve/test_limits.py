@@ -116,6 +116,7 @@ def test_headers_that_trickle_end_the_connection(server: tuple[str, int]) -> Non
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.slow
 def test_body_that_does_not_arrive_gets_408(server: tuple[str, int]) -> None:
     began = time.monotonic()
     status, error = error_of(talk(server, head(100) + b"half"))
@@ -145,6 +146,7 @@ def test_large_body_that_waits_for_permission_gets_413_at_once(server: tuple[str
     assert status == 413
 
 
+@pytest.mark.slow
 def test_bodies_of_all_requests_together_are_limited() -> None:
     """Half-sent bodies count, and what is served or given up no longer does."""
     with pytest.MonkeyPatch.context() as patch:

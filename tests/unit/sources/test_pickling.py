@@ -52,6 +52,7 @@ def test_every_source_has_a_case() -> None:
     assert {table["name"] for table in SOURCES} == built_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", SOURCES, ids=lambda table: "-".join(map(str, table.values())))
 def test_pickled_source_gives_the_same_examples_at_the_same_indices(
     table: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
