@@ -342,8 +342,7 @@ def test_an_mcp_server_that_ends_is_started_again(server: list[str]) -> None:
     left, *_, added = play(
         {"name": "mcp", "command": server, "tools": ["leave", "add"]},
         ToolCall("leave", {}),
-        ToolCall("add", {"a": 2, "b": 3}),
-        ToolCall("add", {"a": 2, "b": 3}),
+        *[ToolCall("add", {"a": 2, "b": 3})] * 4,  # The first ones may meet the server that is ending.
     )
     assert left.outcome == "error"
     assert (added.outcome, added.content) == ("ok", "5")
