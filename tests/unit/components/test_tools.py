@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -309,7 +312,10 @@ def leave() -> str:
     """Leave."""
     os._exit(1)
 
-server.run()
+if sys.argv[1:]:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+else:
+    server.run()
 '''
 
 
@@ -346,6 +352,45 @@ def test_an_mcp_server_that_ends_is_started_again(server: list[str]) -> None:
     )
     assert left.outcome == "error"
     assert (added.outcome, added.content) == ("ok", "5")
+
+
+def test_tools_of_an_mcp_server_over_http(server: list[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*server, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        table = {"name": "mcp", "url": f"http://127.0.0.1:{port}/mcp", "tools": ["add"]}
+        added, unknown = play(table, ToolCall("add", {"a": 2, "b": 3}), ToolCall("wait", {}))
+    finally:
+        process.kill()
+        process.wait()
+    assert (added.outcome, added.content) == ("ok", "5")
+    assert unknown.outcome == "unknown_tool"
+    with pytest.raises(ConfigError, match="tool 'mcp' cannot use the server 'http:"):
+        build("tool", table).start()
+
+
+def test_mcp_calls_that_hang_time_out_and_delay_no_end(server: list[str]) -> None:
+    box = Toolbox(
+        [ToolTable(component=build("tool", {"name": "mcp", "command": server}), timeout_seconds=0.5)]
+    )
+
+    async def hang() -> str:
+        session = await box.open(ROW)
+        return (await session.call([ToolCall("wait", {})]))[0].outcome
+
+    try:
+        assert asyncio.run(hang()) == "timeout"
+    finally:
+        begin = time.monotonic()
+        box.close()
+    assert time.monotonic() - begin < 12
 
 
 def test_mcp_servers_that_cannot_be_used_are_errors(server: list[str]) -> None:
