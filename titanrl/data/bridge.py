@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from titanrl.data.rendered import check_contents
+from titanrl.data.rendered import END_MARK, START_MARK, check_contents
 
 if TYPE_CHECKING:
     from titanrl.data.tokenizer import ChatTokenizer
 
 __all__ = ["bridge"]
-
-START, END = "\ue100\ue101", "\ue102\ue103"
-"""Marks before and after a turn's text, of characters for private use, which no template treats specially."""
 
 
 def bridge(
@@ -57,10 +54,10 @@ def bridge(
 
     prompt, text = render(before), turn["content"]
     turn = {key: value for key, value in turn.items() if key not in ("tool_calls", "reasoning_content")}
-    rest = _behind(render([*before, {**turn, "content": text + END}, *after]), prompt, text)
+    rest = _behind(render([*before, {**turn, "content": text + END_MARK}, *after]), prompt, text)
     if rest is None and (opening := _opening(render, before, turn, prompt)):
         # The generation prompt opens a block of thoughts, which the message begins with in history.
-        whole = render([*before, {**turn, "content": opening + text + END}, *after])
+        whole = render([*before, {**turn, "content": opening + text + END_MARK}, *after])
         rest = _behind(whole, prompt[: -len(opening)], opening + text)
     if rest is None:
         return None
@@ -71,7 +68,9 @@ def bridge(
         return ids
     if ids[position] != sampled_end:
         # The first end token may also begin the next message, in templates that print none after a turn.
-        closing = _behind(render([*before, {**turn, "content": text + END}], is_prompt=False), prompt, text)
+        closing = _behind(
+            render([*before, {**turn, "content": text + END_MARK}], is_prompt=False), prompt, text
+        )
         if closing is not None and _first_end(tokenizer, tokenizer.encode_text(closing)) is None:
             return ids
     return ids[position + 1 :]
@@ -79,15 +78,15 @@ def bridge(
 
 def _behind(whole: str, prompt: str, text: str) -> str | None:
     """Return the part of a rendering behind the marked end of a turn; None if the turn was rewritten."""
-    end = whole.find(END, len(prompt))
+    end = whole.find(END_MARK, len(prompt))
     if end < 0 or not whole.startswith(prompt) or whole[len(prompt) : end].split() != text.split():
         return None
-    return whole[end + len(END) :]
+    return whole[end + len(END_MARK) :]
 
 
 def _opening(render: Any, before: Sequence[Mapping[str, Any]], turn: Mapping[str, Any], prompt: str) -> str:
     """Return the part of the generation prompt that the template does not print before a turn's text."""
-    header = render([*before, {**turn, "content": START}], is_prompt=False).partition(START)[0]
+    header = render([*before, {**turn, "content": START_MARK}], is_prompt=False).partition(START_MARK)[0]
     return prompt[len(header) :] if prompt.startswith(header) else ""
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from titanrl.data.columns import json_columns
 from titanrl.data.loader import NO_WORKERS, Loader, Workers
 from titanrl.data.order import IndexSampler
+from titanrl.data.rendered import content_text
 from titanrl.errors import ConfigError
 from titanrl.ops.columns import lookup
 from titanrl.protocols import Messages, Prompt, PromptSource, RolloutRequest
@@ -198,8 +199,16 @@ def conversation_text(messages: Messages | str) -> str:
     if isinstance(messages, str):
         return messages
     if len(messages) == 1:
-        return messages[0].get("content") or ""
-    return "\n\n".join(f"[{each['role']}]\n{each.get('content') or ''}" for each in messages)
+        return content_text(messages[0])
+    return "\n\n".join(f"[{each['role']}]\n{_message_text(each)}" for each in messages)
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    """Return thoughts, content and tool calls of a message, those that it has."""
+    calls = [
+        json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()
+    ]
+    return "\n".join(filter(None, [message.get("reasoning_content"), content_text(message), *calls]))
 
 
 def prompt_id(source: str, prompt: Prompt) -> int:
@@ -213,7 +222,9 @@ def prompt_id(source: str, prompt: Prompt) -> int:
         source: name of the prompt's source.
         prompt: the prompt.
     """
-    identity = {"id": prompt.id} if prompt.id else {"messages": prompt.messages}
+    identity: dict[str, Any] = {"id": prompt.id} if prompt.id else {"messages": prompt.messages}
+    if prompt.tools and not prompt.id:
+        identity["tools"] = prompt.tools
     text = json.dumps([source, identity], sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -222,7 +233,7 @@ def _read(
     source: PromptSource, encode: Callable[[Prompt], list[int]], table: str, name: str, index: int
 ) -> TokenizedPrompt:
     prompt = source[index]
-    text = prompt.messages if isinstance(prompt.messages, str) else prompt.messages[-1]["content"]
+    text = prompt.messages if isinstance(prompt.messages, str) else content_text(prompt.messages[-1])
     try:
         ids = encode(prompt)
     except ConfigError:

@@ -6,7 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["check_contents", "content_text", "is_printed"]
+__all__ = ["END_MARK", "START_MARK", "check_contents", "check_keys", "content_text", "is_printed"]
+
+START_MARK, END_MARK = "\ue100\ue101", "\ue102\ue103"
+"""Marks around a content, of characters for private use, which no template treats specially."""
+PRINTED_KEYS = ("tool_calls", "reasoning_content")
+"""Keys of a message that hold text of the model: a template that never reads them drops it."""
 
 
 def content_text(message: Mapping[str, Any]) -> str:
@@ -46,3 +51,27 @@ def check_contents(messages: Sequence[Mapping[str, Any]], text: str, *, first: i
                 f"is rendered by the chat template without the content of message {index}, role {role!r}; "
                 "set a [model] chat_template that prints this role, or leave the message out."
             )
+
+
+def check_keys(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, template: str
+) -> None:
+    """Refuse messages with tool calls or thoughts, or tools, that a template never reads.
+
+    Args:
+        messages: the chat.
+        tools: schemas of the functions that the model may call.
+        template: Jinja.
+
+    Raises:
+        ValueError: naming the message and the key.
+    """
+    remedy = "set a [model] chat_template that prints them, or remove them."
+    if tools and "tools" not in template:
+        raise ValueError(f"has tools, which the chat template does not print; {remedy}")
+    for index, message in enumerate(messages):
+        for key in PRINTED_KEYS:
+            if message.get(key) and key not in template:
+                raise ValueError(
+                    f"has {key} in message {index}, which the chat template does not print; {remedy}"
+                )

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from titanrl.data.rendered import END_MARK, check_contents, check_keys, content_text, is_printed
 from titanrl.errors import ConfigError
 from titanrl.models.config_file import read_json
 from titanrl.models.tokenizer import load_tokenizer
+from titanrl.ops.thoughts import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from titanrl.protocols import Prompt
@@ -32,11 +34,11 @@ class ChatTokenizer:
         self.eos_ids = _eos_ids(Path(folder), self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt with at most one BOS; a chat ends with the generation prompt."""
+        """Return the token ids of a prompt with at most one BOS; see ``render_prompt`` for a chat."""
         if isinstance(prompt.messages, str):
             ids = self._encode(prompt.messages)
         else:
-            ids = self.encode_text(self.render(prompt.messages, add_generation_prompt=True))
+            ids = self.encode_text(self.render_prompt(prompt.messages, tools=prompt.tools))
         bos = self.tokenizer.bos_token_id
         while bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
             del ids[0]
@@ -52,6 +54,67 @@ class ChatTokenizer:
         except TypeError:
             # tokenizers refuses text that UTF-8 cannot hold with a message about types.
             raise ValueError("has an unpaired surrogate, which is no character; remove it.") from None
+
+    def render_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return a chat as text up to the response: it ends with the generation prompt.
+
+        If the last message is the assistant's, the response continues it (prefill): the text ends with its
+        content. A content that opens thoughts and does not close them follows the generation prompt directly,
+        because templates print such a content as if its thoughts were empty.
+
+        Args:
+            messages: the chat.
+            tools: schemas of the functions that the model may call.
+            template_kwargs: further variables of the template, for instance ``enable_thinking``.
+
+        Raises:
+            ConfigError: there is no template.
+            ValueError: the template rejects the messages, ignores a message or its tool calls, or cannot
+                continue the last one.
+        """
+        if messages[-1]["role"] != "assistant":
+            text = self.render(
+                messages, add_generation_prompt=True, tools=tools, template_kwargs=template_kwargs
+            )
+        else:
+            text = self._render_prefill(messages, tools, template_kwargs)
+        check_keys(messages, tools, str(self.tokenizer.chat_template))
+        check_contents(messages, text)
+        return text
+
+    def _render_prefill(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        hint = "end the messages with a user's or a tool's."
+        options: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+        prefill = content_text(messages[-1])
+        if not prefill or messages[-1].get("tool_calls"):
+            problem = f"{'a' if prefill else 'an empty'} message of the assistant"
+            problem += " that calls tools" if prefill else ""
+            raise ValueError(f"ends with {problem}, which cannot be continued; {hint}")
+        if OPEN in prefill and CLOSE not in prefill and len(messages) > 1:
+            start = self.render(messages[:-1], add_generation_prompt=True, **options)
+            # The generation prompt may have opened the thoughts itself.
+            if prefill.startswith(OPEN) and start.rstrip().endswith(OPEN):
+                start = start.rstrip().removesuffix(OPEN)
+            return start + prefill
+        text, mark, _ = self.render(
+            [*messages[:-1], {**messages[-1], "content": prefill + END_MARK}], **options
+        ).rpartition(END_MARK)
+        if not mark or not is_printed(prefill, text):
+            raise ValueError(
+                f"ends with a message of the assistant, which the chat template cannot continue; {hint}"
+            )
+        return text
 
     def render(
         self,
@@ -90,8 +153,10 @@ class ChatTokenizer:
             raise ValueError(f"is rejected by the chat template: {error or repr(error)}.") from error
         return str(text)
 
-    def assistant_spans(self, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]] | None:
-        """Return the spans of the assistant's turns in ``render(messages)``, characters.
+    def assistant_spans(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[tuple[int, int]] | None:
+        """Return the spans of the assistant's turns in ``render(messages, tools=tools)``, characters.
 
         None if the template has no {% generation %} marks.
         """
@@ -102,11 +167,17 @@ class ChatTokenizer:
             return None
         _, (spans,) = render_jinja_template(
             [list(messages)],
+            tools=[dict(tool) for tool in tools] or None,
             chat_template=template,
             return_assistant_tokens_mask=True,
             **self.tokenizer.special_tokens_map,
         )
         return [(int(start), int(end)) for start, end in spans]
+
+    @property
+    def end_texts(self) -> tuple[str, ...]:
+        """The end tokens as text."""
+        return tuple(text for text in (self.decode_prompt([token]) for token in self.eos_ids) if text)
 
     @property
     def eos_id(self) -> int | None:

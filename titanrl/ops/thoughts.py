@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["after_thoughts"]
+__all__ = ["CLOSE", "OPEN", "after_thoughts"]
 
 OPEN, CLOSE = "<think>", "</think>"
 

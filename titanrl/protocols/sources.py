@@ -17,8 +17,8 @@ __all__ = [
     "SourceSettings",
 ]
 
-Messages: TypeAlias = tuple[dict[str, str], ...]
-"""A chat: role and content of each message."""
+Messages: TypeAlias = tuple[dict[str, Any], ...]
+"""A chat: role and content of each message, and any other keys, all of which the chat template gets."""
 
 NO_COLUMNS: Mapping[str, Any] = {}
 """The columns of a row that has none; a plain dict, so that whatever holds it can be pickled."""
@@ -37,6 +37,8 @@ class Prompt(NamedTuple):
     """The row's own identity, if the source has a unique one; empty: the messages identify the prompt."""
     source: str = ""
     """Name of the source, for a source that mixes others; empty: the registered name."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas of the functions that the model may call, for the chat template."""
 
 
 class PromptSource(Protocol):
@@ -68,11 +70,14 @@ class Example(NamedTuple):
     prompt: Messages | str
     """The text before the response; it is masked."""
     response: Messages | str | tuple[ProcessStep, ...]
-    """Messages: every assistant turn is trained; text: all of it and an end token; or process steps."""
+    """Messages: every assistant turn is trained, but those of ``weight`` 0; text: all of it and an end
+    token; or process steps."""
     scalars: Mapping[str, float] = MappingProxyType({})
     """Batch keys [N] -> the row's value: ``reward``, ``margin``."""
     head: str = ""
     """Name in [model] heads that the row's labels are about; empty: the weighted sum of all heads."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas of the functions that the model may call, for the chat template."""
 
 
 class DataSource(Protocol):

@@ -54,6 +54,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys of OpenAI and vLLM that are not supported -> values without effect, which are accepted."""
 IGNORED = ("user", "safety_identifier", "prompt_cache_key")
 """Keys that name the client; any text is accepted."""
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+"""Keys of a message that the chat template gets."""
 NUM_SEEDS = 2**32
 """Seeds of requests are in [0, NUM_SEEDS)."""
 
@@ -275,11 +277,10 @@ class ChatRequest(_Request):
         return self.top_logprobs or 0
 
     def prompts(self) -> list[Messages | str | tuple[int, ...]]:
-        given = _join_parts(self.messages)
-        parsed = parse_messages("messages", given)
-        for index, (message, read) in enumerate(zip(given, parsed, strict=True)):
+        parsed = parse_messages("messages", self.messages)
+        for index, message in enumerate(self.messages):
             for key, value in message.items():
-                if key not in read and value not in (None, "", [], {}):
+                if key not in MESSAGE_KEYS and value not in (None, "", [], {}):
                     got = json.dumps(value)[:80]
                     raise ValueError(
                         f"messages[{index}].{key[:80]} is not supported, got {got}; leave it out."
@@ -326,19 +327,3 @@ def _describe(problem: Any) -> str:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _join_parts(messages: Any) -> Any:
-    """Return messages in which a content that is a list of text parts becomes one text."""
-    if not isinstance(messages, list):
-        return messages
-    joined = []
-    for message in messages:
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, list) and all(
-            isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            for part in parts
-        ):
-            message = message | {"content": "".join(part["text"] for part in parts)}
-        joined.append(message)
-    return joined

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from titanrl.data.prompts import conversation_text
+from titanrl.data.rendered import content_text
 from titanrl.errors import ConfigError
 from titanrl.protocols import Prompt, RolloutRequest
 
@@ -67,7 +68,7 @@ class PromptEncoder:
                     f"the prompt has {len(conversation)} characters, more than {limit} tokens can hold; "
                     "shorten it, or start the server with a larger training.seq_len."
                 )
-            text = chat if isinstance(chat, str) else chat[-1].get("content") or ""
+            text = chat if isinstance(chat, str) else content_text(chat[-1])
             ids = self._encode(chat)
         if not ids:
             raise ValueError("prompt has no tokens; give it text.")
@@ -97,28 +98,8 @@ class PromptEncoder:
 
     def _encode(self, chat: Messages | str) -> list[int]:
         try:
-            if not isinstance(chat, str) and chat[-1]["role"] == "assistant":
-                return self._encode_prefill(chat)
             return self._tokenizer.encode(Prompt(chat))
         except ConfigError as error:
             raise ValueError(str(error)) from error
         except ValueError as error:
-            raise ValueError(f"{'prompt' if isinstance(chat, str) else 'messages'} {error}") from error
-        except Exception as error:  # A template's own, for values that it does not expect.
-            raise ValueError(f"messages cannot be rendered by the chat template: {error!r}.") from error
-
-    def _encode_prefill(self, chat: Messages) -> list[int]:
-        """Return the ids of a chat whose last message the response continues."""
-        from jinja2 import TemplateError
-
-        hint = "end the messages with a user's or a tool's."
-        if not chat[-1].get("content"):
-            raise ValueError(f"end with an empty message of the assistant, which cannot be continued; {hint}")
-        try:
-            text = self._tokenizer.tokenizer.apply_chat_template(
-                list(chat), continue_final_message=True, add_generation_prompt=False, tokenize=False
-            )
-        except (TemplateError, ValueError) as error:
-            problem = f"end with a message of the assistant, which the chat template cannot continue: {error}"
-            raise ValueError(f"{problem}; {hint}") from error
-        return self._tokenizer.encode_text(str(text))
+            raise ValueError(f"{'prompt' if isinstance(chat, str) else 'the chat'} {error}") from error

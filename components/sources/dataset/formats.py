@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, takewhile
 from typing import Any, Literal
 
-from titanrl.components.sources.records.rows import parse_messages
+from titanrl.components.sources.records.rows import parse_messages, parse_tools
 from titanrl.errors import did_you_mean
 from titanrl.protocols import Example, Messages, ProcessStep
 
@@ -17,11 +17,11 @@ __all__ = ["COLUMNS", "OUT_KEYS", "PARSERS", "Format", "Record"]
 Format = Literal["messages", "prompt_completion", "preference", "ranked", "unpaired", "stepwise"]
 
 COLUMNS: dict[Format, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "prompt_completion": ("prompt", "completion"),
-    "preference": ("prompt", "chosen", "rejected", "margin", "answers", "scores", "head"),
-    "ranked": ("prompt", "chosen", "rejected", "answers", "scores", "head"),
-    "unpaired": ("prompt", "completion", "label"),
+    "messages": ("messages", "tools"),
+    "prompt_completion": ("prompt", "completion", "tools"),
+    "preference": ("prompt", "chosen", "rejected", "margin", "answers", "scores", "head", "tools"),
+    "ranked": ("prompt", "chosen", "rejected", "answers", "scores", "head", "tools"),
+    "unpaired": ("prompt", "completion", "label", "tools"),
     "stepwise": ("prompt", "steps", "labels", "head"),
 }
 """Columns that each format reads."""
@@ -123,6 +123,10 @@ class Record:
             raise ValueError(f"{self.name('head')} must be a name of [model] heads, got {value!r:.80}.")
         return value
 
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """Returns the schemas of the functions that the record offers to the model."""
+        return parse_tools(self.name("tools"), self.get("tools")) if self.has("tools") else ()
+
     def context(self) -> Messages | str:
         """Returns the column prompt, never empty."""
         value, name = self.get("prompt"), self.name("prompt")
@@ -134,12 +138,13 @@ class Record:
 
 
 def _messages(record: Record) -> tuple[Example, ...]:
-    return (Example((), record.parse_response(record.name("messages"), record.get("messages"))),)
+    response = record.parse_response(record.name("messages"), record.get("messages"))
+    return (Example((), response, tools=record.tools()),)
 
 
 def _prompt_completion(record: Record) -> tuple[Example, ...]:
     prompt, (response,) = record.split_prompt([record.response("completion")])
-    return (Example(prompt, response),)
+    return (Example(prompt, response, tools=record.tools()),)
 
 
 def _preference(record: Record) -> tuple[Example, ...]:
@@ -151,14 +156,17 @@ def _preference(record: Record) -> tuple[Example, ...]:
     for better, worse in combinations(sorted(range(len(responses)), key=lambda i: -scores[i]), 2):
         if scores[better] > scores[worse]:
             margin = {"margin": scores[better] - scores[worse] if has_scores else stated_margin}
-            rows += [Example(prompt, responses[index], margin, record.head()) for index in (better, worse)]
+            rows += [
+                Example(prompt, responses[index], margin, record.head(), record.tools())
+                for index in (better, worse)
+            ]
     return tuple(rows)
 
 
 def _ranked(record: Record) -> tuple[Example, ...]:
     prompt, responses, scores = _ranking(record)
     return tuple(
-        Example(prompt, response, {"reward": score}, record.head())
+        Example(prompt, response, {"reward": score}, record.head(), record.tools())
         for response, score in zip(responses, scores, strict=True)
     )
 
@@ -200,7 +208,7 @@ def _unpaired(record: Record) -> tuple[Example, ...]:
     if label not in (True, False):
         raise ValueError(f"{record.name('label')} must be true (good) or false (bad), got {label!r:.80}.")
     prompt, (response,) = record.split_prompt([record.response("completion")])
-    return (Example(prompt, response, {"reward": float(label)}),)
+    return (Example(prompt, response, {"reward": float(label)}, tools=record.tools()),)
 
 
 def _stepwise(record: Record) -> tuple[Example, ...]:

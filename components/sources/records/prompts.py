@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from titanrl.components.sources.records.files import Records
-from titanrl.components.sources.records.rows import parse_messages
+from titanrl.components.sources.records.rows import parse_messages, parse_tools
 from titanrl.errors import ConfigError, did_you_mean, fold_faults
 from titanrl.ops.columns import lookup
 from titanrl.protocols import Messages, Prompt
@@ -51,7 +51,9 @@ class PromptColumns:
         if not isinstance(reference, str):
             reference = "" if reference is None else json.dumps(reference, ensure_ascii=False)
         columns = {name: value for name, value in row.items() if name not in (key, self.answer_key)}
-        return Prompt(messages=self._messages(key, lookup(row, key)), answer=reference, columns=columns)
+        messages = self._messages(key, lookup(row, key))
+        tools = () if isinstance(messages, str) else _tools(row.get("tools"))
+        return Prompt(messages=messages, answer=reference, columns=columns, tools=tools)
 
     def _messages(self, key: str, value: Any) -> Messages | str:
         if isinstance(value, str) and value.strip():
@@ -62,6 +64,14 @@ class PromptColumns:
         if self.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": self.system}, *messages)
         return messages
+
+
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Returns the schemas in the column tools; () if a column of this name holds something else."""
+    try:
+        return parse_tools("tools", value)
+    except ValueError:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,9 @@ class Policy:
 
 
 def play(tokenizer: ChatTokenizer, policy: Policy, turns: int, *, role: str) -> TemplateChat:
+    prints_tools = role == "tool" and "tools" in tokenizer.tokenizer.chat_template
     tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    chat = TemplateChat(tokenizer, "Add 2 and 3.", policy, tools=tools if role == "tool" else ())
+    chat = TemplateChat(tokenizer, "Add 2 and 3.", policy, tools=tools if prints_tools else ())
 
     async def rounds() -> None:
         for _ in range(turns):
@@ -243,3 +244,23 @@ def test_messages_that_a_template_rejects_or_ignores_are_named(
         bridge(tokenizer_of("gemma"), [user], turn, None, [tool])
     with pytest.raises(ValueError, match="without the content of message 2, role 'tool'"):
         bridge(tokenizer_of("phi"), [user], turn, None, [tool])
+
+
+def test_a_chat_continues_the_last_message_of_its_prompt(
+    tokenizer_of: Callable[[str], ChatTokenizer],
+) -> None:
+    tokenizer = tokenizer_of("chatml")
+    policy = Policy(tokenizer, "chatml", 0)
+    prefill = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Well, "}]
+    chat = TemplateChat(tokenizer, prefill, policy)
+
+    async def rounds() -> None:
+        said = await chat.ask()
+        assert said["content"].startswith("Well, ")
+        chat.add({"role": "user", "content": "And?"})
+        await chat.ask()
+
+    asyncio.run(rounds())
+    assert tokenizer.decode_prompt(policy.prompts[0]).endswith("<|im_start|>assistant\nWell, ")
+    assert policy.prompts[1][: len(policy.prompts[0])] == policy.prompts[0]
+    assert len(list(policy.recorder.rows())) == 1

@@ -45,7 +45,7 @@ def chat(*turns: tuple[str, str]) -> Any:
         (GenerationRequest((5, 96)), "prompt must have token ids < 96, got 96"),
         (
             GenerationRequest(chat(("user", "a"), ("assistant", ""))),
-            "end with an empty message of the assistant",
+            "ends with an empty message of the assistant",
         ),
     ],
 )
@@ -88,3 +88,14 @@ def test_template_that_drops_the_last_message_is_refused(tmp_path: Path) -> None
     request = GenerationRequest(chat(("user", "a"), ("assistant", "The sum is")))
     with pytest.raises(ValueError, match="which the chat template cannot continue"):
         encoder(tokenizer)(request)
+
+
+def test_message_with_tool_calls_needs_a_template_that_prints_them(tokenizer: ChatTokenizer) -> None:
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    messages = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "5"},
+    )
+    with pytest.raises(ValueError, match="tool_calls in message 1, which the chat template does not print"):
+        encoder(tokenizer)(GenerationRequest(messages))

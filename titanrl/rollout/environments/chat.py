@@ -55,6 +55,10 @@ class TemplateChat:
         self.ids = [*prompt, *ids]
         self._end = ids[-1] if ids and ids[-1] in self._tokenizer.eos_ids else None
         message = {"role": "assistant", "content": self._tokenizer.decode_response(ids)}
+        if not self._num_rendered and self.messages[-1]["role"] == "assistant":
+            # The response continues the last message of the prompt.
+            prefill = self.messages.pop()
+            message = {**prefill, "content": prefill["content"] + message["content"]}
         self.messages.append(message)
         self._num_rendered = len(self.messages)
         return message
@@ -73,5 +77,7 @@ class TemplateChat:
             if between is not None:
                 return [*self.ids, *between]
             self.is_branch = True
-        text = self._tokenizer.render(self.messages, add_generation_prompt=True, tools=self._tools)
+            text = self._tokenizer.render(self.messages, add_generation_prompt=True, tools=self._tools)
+        else:
+            text = self._tokenizer.render_prompt(self.messages, tools=self._tools)
         return self._tokenizer.encode_text(text)
