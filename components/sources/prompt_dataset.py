@@ -1,4 +1,4 @@
-"""Prompts and reference answers from Parquet files or a Hugging Face dataset."""
+"""Prompts and reference answers from Parquet files, JSON arrays or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PromptDataset(PromptColumns):
     """
 
     path: str
-    """Path of a .parquet or .jsonl file or of a folder, relative to the working directory, or the id of a
-    hub dataset."""
+    """Path of a .parquet, .jsonl or .json file or of a folder, relative to the working directory, or the id
+    of a hub dataset. A .json file may hold one array of objects."""
     split: str | None = None
     """Split of a Hugging Face dataset, or a slice such as train[:1000]; omitted: train."""
     subset: str | None = None

@@ -38,8 +38,8 @@ class Dataset:
     """
 
     path: str
-    """Path of a .jsonl or .parquet file or of a folder, relative to the working directory, or the id of a
-    hub dataset."""
+    """Path of a .jsonl, .json or .parquet file or of a folder, relative to the working directory, or the id
+    of a hub dataset. A .json file may hold one array of objects."""
     format: Format
     """Format of a record."""
     split: str | None = None

@@ -1,9 +1,10 @@
-"""Records of JSON Lines files, Parquet files and Hugging Face datasets, with their location for error
-messages.
+"""Records of JSON Lines files, JSON arrays, Parquet files and Hugging Face datasets, with their location for
+error messages.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,24 @@ class Lines:
         return parse_object(self.texts[index])
 
 
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of a JSON array."""
+
+    values: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        value = self.values[index]
+        if not isinstance(value, dict):
+            raise ValueError(f"must be an object, got {type(value).__name__}; make each element an object.")
+        return value
+
+
 def open_records(path: str, split: str | None, subset: str | None, owner: str) -> Records:
-    """Returns the records of a .jsonl or .parquet file, of a folder, or of a hub dataset.
+    """Returns the records of a .jsonl, .json or .parquet file, of a folder, or of a hub dataset.
 
     Args:
         path: path of the file or folder, or the id of a hub dataset.
@@ -75,7 +92,7 @@ def _open(path: str, split: str | None, subset: str | None, owner: str) -> Recor
         for key, value in (("split", split), ("subset", subset)):
             if value is not None:
                 raise ConfigError(f"{owner} {key}: a single file has no {key}, got {value!r}; leave it out.")
-        return _parquet(path, owner) if path.endswith(".parquet") else json_lines(path, owner)
+        return _parquet(path, owner) if path.endswith(".parquet") else _json(path, owner)
     return _hugging_face(path, split or "train", subset, owner)
 
 
@@ -87,6 +104,21 @@ def json_lines(path: str, owner: str) -> Records:
     """
     numbers, texts = zip(*read_lines(Path(path), owner), strict=True)
     return Records(Lines(texts), f"{path}:", numbers)
+
+
+def _json(path: str, owner: str) -> Records:
+    """Returns the records of a JSON array if the file holds one, else those of its lines."""
+    lines = read_lines(Path(path), owner)
+    # Records are objects, so a .json file that begins with a bracket is one array.
+    if not (path.endswith(".json") and lines[0][1].lstrip().startswith("[")):
+        return json_lines(path, owner)
+    try:
+        values = json.loads("\n".join(text for _, text in lines))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{owner} path: {path!r} is not a JSON array ({error}); fix it, or write one object per line."
+        ) from None
+    return Records(Elements(values), f"{path} row ", range(len(values)))
 
 
 def _parquet(path: str, owner: str) -> Records:

@@ -204,3 +204,26 @@ def test_formats_declare_their_columns(tmp_path: Path, format: str, out_keys: tu
     made = settings(tmp_path / "x.jsonl", format=format)
     assert made.out_keys == out_keys
     assert made.is_paired == (format == "preference")
+
+
+def test_json_array_is_read_by_element(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([{"messages": [USER, GOOD]}, {"messages": [OTHER, BAD]}], indent=1))
+    examples = settings(path, format="messages").open()
+    assert [examples[index][0].response[-1] for index in range(len(examples))] == [GOOD, BAD]
+    assert examples.location(1) == f"{path} row 1"
+
+
+def test_json_array_names_the_element_that_is_no_object(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([{"messages": [USER, GOOD]}, 3]))
+    with pytest.raises(ValueError, match="must be an object, got int; make each element an object"):
+        settings(path, format="messages").open()[1]
+
+
+@pytest.mark.parametrize(("text", "fault"), [("[]", "has no rows"), ('[{"a": 1}', "is not a JSON array")])
+def test_json_array_without_records_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(text)
+    with pytest.raises(titanrl.ConfigError, match=fault):
+        settings(path, format="messages").open()
