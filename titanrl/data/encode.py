@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from titanrl.data.rendered import check_contents, check_keys, check_tools
 from titanrl.data.tokenizer import ChatTokenizer
 from titanrl.errors import did_you_mean
 from titanrl.protocols import Example, Messages, ProcessStep, Prompt
@@ -46,7 +47,7 @@ def tokenize_example(row: Example, tokenizer: ChatTokenizer, heads: Sequence[str
         ids, loss_mask, labels = _steps(row.prompt, row.response, tokenizer)
     else:
         assert not isinstance(row.prompt, str)
-        ids, loss_mask = _chat(row.prompt, row.response, tokenizer)
+        ids, loss_mask = _chat(row.prompt, row.response, tokenizer, row.tools)
     if not any(loss_mask):
         raise ValueError("has no token to train on; remove it, or check the chat template.")
     length = len(loss_mask) - loss_mask[::-1].index(True)
@@ -85,13 +86,22 @@ def _steps(
     return ids, [position in labels for position in range(len(ids))], labels
 
 
-def _chat(prompt: Messages, response: Messages, tokenizer: ChatTokenizer) -> tuple[list[int], list[bool]]:
+def _chat(
+    prompt: Messages,
+    response: Messages,
+    tokenizer: ChatTokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> tuple[list[int], list[bool]]:
     messages = [*prompt, *response]
-    text = tokenizer.render(messages)
-    spans = tokenizer.assistant_spans(messages)
+    text = tokenizer.render(messages, tools=tools)
+    check_tools(tools, tokenizer.template)
+    check_keys(messages, tokenizer.template)
+    check_contents(messages, text)
+    spans = tokenizer.assistant_spans(messages, tools)
+    turns = [index for index in range(len(prompt), len(messages)) if _is_assistant(messages[index])]
     if spans is None:
-        turns = [index for index in range(len(prompt), len(messages)) if _is_assistant(messages[index])]
-        spans = [_turn_span(messages, index, text, tokenizer) for index in turns]
+        turns = [index for index in turns if _is_trained(index, messages[index])]
+        spans = [_turn_span(messages, index, text, tokenizer, tools) for index in turns]
     elif len(spans) != sum(map(_is_assistant, messages)):
         marks = "{% generation %}"
         raise ValueError(
@@ -99,6 +109,9 @@ def _chat(prompt: Messages, response: Messages, tokenizer: ChatTokenizer) -> tup
         )
     else:
         spans = spans[sum(map(_is_assistant, prompt)) :]
+        spans = [
+            span for index, span in zip(turns, spans, strict=True) if _is_trained(index, messages[index])
+        ]
     ids, cuts = _encode_in_parts(text, [cut for span in spans for cut in span], tokenizer.encode_text)
     loss_mask = [False] * len(ids)
     for start, end in zip(cuts[::2], cuts[1::2], strict=True):
@@ -114,16 +127,27 @@ def _chat(prompt: Messages, response: Messages, tokenizer: ChatTokenizer) -> tup
     return ids, loss_mask
 
 
-def _is_assistant(message: Mapping[str, str]) -> bool:
-    return message["role"] == "assistant"
+def _is_assistant(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"] == "assistant")
+
+
+def _is_trained(index: int, message: Mapping[str, Any]) -> bool:
+    weight: Any = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise ValueError(f"has a weight in message {index} that is neither 0 nor 1, got {weight!r:.80}.")
+    return bool(weight)
 
 
 def _turn_span(
-    messages: Sequence[dict[str, str]], index: int, text: str, tokenizer: ChatTokenizer
+    messages: Sequence[dict[str, Any]],
+    index: int,
+    text: str,
+    tokenizer: ChatTokenizer,
+    tools: Sequence[Mapping[str, Any]],
 ) -> tuple[int, int]:
     """Return the span of an assistant's turn in the rendered chat, characters."""
-    start = tokenizer.render(messages[:index], add_generation_prompt=True)
-    end = tokenizer.render(messages[: index + 1])
+    start = tokenizer.render(messages[:index], add_generation_prompt=True, tools=tools)
+    end = tokenizer.render(messages[: index + 1], tools=tools)
     if end.startswith(start) and text.startswith(end):
         return len(start), len(end)
     raise ValueError(

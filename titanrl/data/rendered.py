@@ -6,10 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["END_MARK", "START_MARK", "check_contents", "check_keys", "content_text", "is_printed"]
+__all__ = [
+    "END_MARK",
+    "START_MARK",
+    "check_contents",
+    "check_keys",
+    "check_tools",
+    "content_text",
+    "is_printed",
+]
 
 START_MARK, END_MARK = "\ue100\ue101", "\ue102\ue103"
 """Marks around a content, of characters for private use, which no template treats specially."""
+REMEDY = "set a [model] chat_template that prints them, or remove them."
 PRINTED_KEYS = ("tool_calls", "reasoning_content")
 """Keys of a message that hold text of the model: a template that never reads them drops it."""
 
@@ -53,25 +62,33 @@ def check_contents(messages: Sequence[Mapping[str, Any]], text: str, *, first: i
             )
 
 
-def check_keys(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, template: str
-) -> None:
-    """Refuse messages with tool calls or thoughts, or tools, that a template never reads.
+def check_keys(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Refuse messages with tool calls or thoughts that a template never reads.
 
     Args:
         messages: the chat.
-        tools: schemas of the functions that the model may call.
         template: Jinja.
 
     Raises:
         ValueError: naming the message and the key.
     """
-    remedy = "set a [model] chat_template that prints them, or remove them."
-    if tools and "tools" not in template:
-        raise ValueError(f"has tools, which the chat template does not print; {remedy}")
     for index, message in enumerate(messages):
         for key in PRINTED_KEYS:
             if message.get(key) and key not in template:
                 raise ValueError(
-                    f"has {key} in message {index}, which the chat template does not print; {remedy}"
+                    f"has {key} in message {index}, which the chat template does not print; {REMEDY}"
                 )
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Refuse tools that a template never reads.
+
+    Args:
+        tools: schemas of the functions that the model may call.
+        template: Jinja.
+
+    Raises:
+        ValueError: there are tools, and the template has no place for them.
+    """
+    if tools and "tools" not in template:
+        raise ValueError(f"has tools, which the chat template does not print; {REMEDY}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titanrl.data.rendered import END_MARK, check_contents, check_keys, content_text, is_printed
+from titanrl.data.rendered import END_MARK, check_contents, check_keys, check_tools, content_text, is_printed
 from titanrl.errors import ConfigError
 from titanrl.models.config_file import read_json
 from titanrl.models.tokenizer import load_tokenizer
@@ -39,6 +39,7 @@ class ChatTokenizer:
             ids = self._encode(prompt.messages)
         else:
             ids = self.encode_text(self.render_prompt(prompt.messages, tools=prompt.tools))
+            check_tools(prompt.tools, self.template)
         bos = self.tokenizer.bos_token_id
         while bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
             del ids[0]
@@ -78,13 +79,13 @@ class ChatTokenizer:
             ValueError: the template rejects the messages, ignores a message or its tool calls, or cannot
                 continue the last one.
         """
-        if messages[-1]["role"] != "assistant":
+        if not messages or messages[-1]["role"] != "assistant":
             text = self.render(
                 messages, add_generation_prompt=True, tools=tools, template_kwargs=template_kwargs
             )
         else:
             text = self._render_prefill(messages, tools, template_kwargs)
-        check_keys(messages, tools, str(self.tokenizer.chat_template))
+        check_keys(messages, self.template)
         check_contents(messages, text)
         return text
 
@@ -175,9 +176,9 @@ class ChatTokenizer:
         return [(int(start), int(end)) for start, end in spans]
 
     @property
-    def end_texts(self) -> tuple[str, ...]:
-        """The end tokens as text."""
-        return tuple(text for text in (self.decode_prompt([token]) for token in self.eos_ids) if text)
+    def template(self) -> str:
+        """The source of the chat template; empty: there is none."""
+        return str(self.tokenizer.chat_template or "")
 
     @property
     def eos_id(self) -> int | None:

@@ -165,6 +165,7 @@ class Merging:
 
     eos_ids = (9,)
     eos_id = 9
+    template = ""
     TABLE = ("ab", "a", "b", "!")
 
     def encode_text(self, text: str) -> list[int]:
@@ -175,10 +176,10 @@ class Merging:
             text = text[len(part) :]
         return ids
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+    def render(self, messages: Sequence[dict[str, str]], **options: Any) -> str:
         return "".join(message["content"] for message in messages)
 
-    def assistant_spans(self, messages: Any) -> None:
+    def assistant_spans(self, messages: Any, tools: Any) -> None:
         return None
 
 
@@ -210,3 +211,40 @@ def test_response_of_a_reward_has_its_special_tokens_but_the_end_token(tmp_path:
     assert made.decode_response(ids) == "<think>2+2</think>4"
     assert made.decode([*ids, made.eos_id]) == "2+24"
     assert made.decode_response([made.eos_id]) == ""
+
+
+@pytest.mark.parametrize("template", [None, MARKED])
+def test_turns_of_weight_0_are_not_trained(
+    template: str | None, tokens: Callable[..., ChatTokenizer]
+) -> None:
+    made = tokens(template)
+    messages = (CHAT[0], {**CHAT[1], "weight": 0}, CHAT[2], {**CHAT[3], "weight": 1})
+    assert spans(tokenize_example(Example((), messages), made), made) == ["4<eos>"]
+    with pytest.raises(ValueError, match=r"weight in message 1 that is neither 0 nor 1, got 0\.5"):
+        tokenize_example(Example((), (CHAT[0], {**CHAT[1], "weight": 0.5})), made)
+
+
+def test_tools_and_tool_calls_of_an_example_are_rendered_or_refused(
+    tokens: Callable[..., ChatTokenizer],
+) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    row = Example((CHAT[0],), (call,), tools=(tool,))
+    with pytest.raises(ValueError, match="has tools, which the chat template does not print"):
+        tokenize_example(row, tokens())
+    with pytest.raises(ValueError, match="tool_calls in message 1, which the chat template does not print"):
+        tokenize_example(row._replace(tools=()), tokens())
+    made = tokens(
+        "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
+        "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}" + PROMPT
+    )
+    encoded = tokenize_example(row, made)
+    assert spans(encoded, made) == ["[add]<eos>"]
+    assert made.decode_prompt(encoded.ids).startswith('[{"type": "function"')
+
+
+def test_role_that_the_template_ignores_is_refused(tokens: Callable[..., ChatTokenizer]) -> None:
+    blind = tokens("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ValueError, match="without the content of message 0, role 'system'"):
+        tokenize_example(Example((SYSTEM, CHAT[0]), (CHAT[1],)), blind)
