@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_experiment_files_of_the_readme_load(folder):
     experiment = load(folder / "my_grpo.toml")
     assert experiment.algorithm.loss.clip_high == 0.28
+    assert load(folder / "my_tools.toml").environment.max_turns == 4
     assert type(load(folder / "my_experiment.toml").algorithm.loss).__name__ == "SquaredAdvantage"
 
 
