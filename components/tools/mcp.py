@@ -129,6 +129,7 @@ class LiveMCP(LiveTool):
         """Begins a call; runs in a thread, because it may start the server again."""
         with self._lock:
             if self._connection.is_over:
+                self._connection.close()
                 self._connection = _Connection(self._settings)
         return self._connection.call(name, dict(arguments))
 
@@ -146,6 +147,7 @@ class _Connection:
     def __init__(self, settings: MCP) -> None:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
+        self._ending = False
         self._client: Any = None
         ready: Future[list[Any]] = Future()
         self._thread = threading.Thread(
@@ -164,8 +166,8 @@ class _Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has ended."""
-        return not self._thread.is_alive()
+        """Whether the server has ended, even if the client is still closing the connection."""
+        return self._ending or not self._thread.is_alive()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a result.
@@ -194,6 +196,7 @@ class _Connection:
         self._thread.join(CLOSE_SECONDS)
 
     def _end(self) -> None:
+        self._ending = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
 
