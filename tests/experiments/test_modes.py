@@ -154,11 +154,11 @@ def test_two_processes_give_the_run_of_one(
 ) -> None:
     overrides = ["loop.steps=2", "optimizer.lr=1e-2"]
     one = train(preset, PROMPTS + adds, overrides).steps
-    options = [f"--set={each}" for each in (*overrides, "run.name=two")]
+    options = [f"--set={each}" for each in (*overrides, "run.name=on_two_ranks")]
     command = [sys.executable, "-m", "titanrl", "train", str(write(preset, PROMPTS + adds)), "--nproc", "2"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = (folder / "runs").glob("two*")
+    (run,) = (folder / "runs").glob("on_two_ranks*")
     two = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for alone, shared in zip(one, two, strict=True):
         for key in {"loss/total", "reward/greedy_mean", "update/grad_norm", "loss/entropy"} & alone.keys():
